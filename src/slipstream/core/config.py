@@ -1,0 +1,99 @@
+"""Settings of an engine, and the only place that reads environment variables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.errors import ConfigError
+
+ENV_PREFIX = "SLIPSTREAM_"
+
+_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_bytes(text: str | int, *, param: str) -> int:
+    """Bytes from `2GiB`, `500MB`, `1e9` or a plain number. Raises ConfigError naming `param`."""
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([kmg]?i?)b?\s*", text.lower())
+    if match is None:
+        raise ConfigError(f"{param}: {text!r} is not a size; write for example 2GiB or 500MB", param=param)
+    return int(float(match.group(1)) * _UNITS[match.group(2)])
+
+
+def env_name(setting: str) -> str:
+    """The environment twin of a setting: `max_step_ms` is `SLIPSTREAM_MAX_STEP_MS`."""
+    return ENV_PREFIX + setting.upper().replace("-", "_")
+
+
+def env_value(setting: str) -> str | None:
+    """The value of a setting's environment twin, or None."""
+    return os.environ.get(env_name(setting))
+
+
+def cache_dir() -> Path:
+    """Where downloaded models and compiled programs live: SLIPSTREAM_CACHE_DIR, else the user's cache folder."""
+    own = env_value("cache_dir")
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "slipstream"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What an engine is started with. Every field is a command-line flag and an environment twin.
+
+    Sizes are in tokens unless the name says otherwise; `cache_memory` is bytes (None: from free memory).
+    """
+
+    model: str = ""
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    numerics: str = "reference"
+    dtype: str = "auto"
+    device: str = "cpu"
+    threads: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_step_ms: float = 100.0
+    page_size: int = 32
+    cache_memory: int | None = None
+    prefix_caching: bool = True
+    max_queue: int = 1024
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        positive = ("max_num_seqs", "max_num_batched_tokens", "max_step_ms", "page_size", "max_queue")
+        optional = ("threads", "max_model_len", "cache_memory")
+        for name in (*positive, *optional):
+            value = getattr(self, name)
+            if name in optional and value is None:
+                continue
+            if value <= 0:
+                raise ConfigError(f"{name} must be greater than 0, not {value}", param=name)
+        _one_of("numerics", self.numerics, ("reference",))
+        _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16"))
+        _one_of("device", self.device, ("cpu",))
+        if self.page_size & (self.page_size - 1):
+            raise ConfigError(f"page_size must be a power of two, not {self.page_size}", param="page_size")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """Build from plain values; an unknown name is refused."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(f"unknown engine setting {unknown[0]!r}", param=unknown[0])
+        return cls(**values)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}", param=name)
