@@ -1,4 +1,4 @@
-"""What a caller may ask of sampling. Field names and meanings follow vLLM's `SamplingParams`; every field is checked when made."""
+"""What a caller may ask of sampling. Names and meanings follow vLLM's `SamplingParams`; every field is checked when made."""
 
 from __future__ import annotations
 
@@ -87,8 +87,7 @@ class SamplingParams:
     """How the tokens of one request are chosen, when they end, and what is reported of them.
 
     Wrong values raise `InvalidRequestError` with `param` set to the field's name and the limit in the message.
-    Lists are kept as tuples. The rules are applied in the order of the fields under "rules", except that penalties follow
-    the masks and biases (see `slipstream.ops.sample`).
+    Lists are kept as tuples. `slipstream.ops.sample` states the order in which the rules are applied.
     """
 
     n: int = 1
@@ -96,7 +95,7 @@ class SamplingParams:
     max_tokens: int | None = None
     """Tokens to generate at most, 1 or more; None: the room left in the context."""
     seed: int | None = None
-    """Any integer of 64 bits; a negative one means the same as that plus 2**64. None: the engine draws one and reports it."""
+    """Any integer of 64 bits; a negative one means itself plus 2**64. None: the engine draws one and reports it."""
 
     # rules
     temperature: float = 1.0
@@ -124,7 +123,7 @@ class SamplingParams:
 
     # ends
     min_tokens: int = 0
-    """Before so many tokens neither the model's end tokens (unless `ignore_eos`) nor `stop_token_ids` can be generated."""
+    """Before so many tokens neither the end tokens (unless `ignore_eos`) nor `stop_token_ids` can be generated."""
     stop: Sequence[str] = ()
     """Up to 16 strings; the output ends before the first of them to appear. A single string is accepted."""
     stop_token_ids: Sequence[int] = ()
@@ -190,7 +189,8 @@ class SamplingParams:
         if stop is None or isinstance(stop, str):
             stop = () if stop is None else (stop,)
         self._set("stop", _strings("stop", stop, MAX_STOP_STRINGS))
-        self._set("stop_token_ids", _token_ids("stop_token_ids", () if self.stop_token_ids is None else self.stop_token_ids))
+        stop_ids = () if self.stop_token_ids is None else self.stop_token_ids
+        self._set("stop_token_ids", _token_ids("stop_token_ids", stop_ids))
         if self.bad_words is not None:
             self._set("bad_words", _strings("bad_words", self.bad_words, None))
         if self.logit_bias is not None:
