@@ -1,0 +1,1 @@
+"""Memory of running and past sequences: what a layer keeps, pages, and the prefix tree."""

@@ -23,7 +23,7 @@ TokenLogprobs = dict[int, Logprob]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One choice of a request. In streams, `text`, `token_ids` and `logprobs` hold all so far (see `LLM`) or the new part."""
+    """One choice of a request: all of it so far."""
 
     index: int
     text: str = ""
@@ -53,8 +53,8 @@ class RequestMetrics:
 class RequestOutput:
     """A request's state: all its choices and what is known of the prompt.
 
-    `seed` is the seed in use (the caller's, or the one drawn for it). `num_cached_tokens` counts prompt tokens taken from
-    the prefix cache. `prompt_logprobs[0]` is None, since nothing precedes the first token.
+    `seed` is the seed in use (the caller's, or the one drawn for it). `num_cached_tokens` counts prompt tokens taken
+    from the prefix cache. `prompt_logprobs[0]` is None, since nothing precedes the first token.
     """
 
     request_id: str

@@ -1,0 +1,1 @@
+"""Building blocks of model files: parameters plus one op call each."""

@@ -1,7 +1,8 @@
 """One table of operators: who defines them, and which chip runs which implementation.
 
-An op is a `torch.library` operator `slipstream::name`. Its reference is plain PyTorch and is registered for every device
-(a chip without its own version runs or lowers the reference); a chip's own version is registered for that chip's dispatch key.
+An op is a `torch.library` operator `slipstream::name`. Its reference is plain PyTorch and is registered for every
+device (a chip without its own version runs or lowers the reference); a chip's own version is registered for that chip's
+dispatch key.
 """
 
 from __future__ import annotations
