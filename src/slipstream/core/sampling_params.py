@@ -1,4 +1,4 @@
-"""What a caller may ask of sampling. Names and meanings follow vLLM's `SamplingParams`; every field is checked when made."""
+"""What a caller may ask of sampling. Names and meanings follow vLLM's `SamplingParams`; each field is checked."""
 
 from __future__ import annotations
 
