@@ -1,0 +1,51 @@
+"""Arithmetic whose bits depend on the values alone: not on the shape, the row's place or the number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+PIECE = 32768
+"""Elements at most in one call. Above this torch splits an elementwise function between threads."""
+LANES = 64
+"""A multiple of every vector width torch unrolls to, so that no element is left to the scalar code of a tail."""
+ONE = 2.0**40
+"""What weight 1 is as a whole number in `weights_of`."""
+
+
+def in_pieces(fn: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Apply the elementwise function `fn` (exp, log, ...) to `x` of any shape; the result has the same shape.
+
+    torch's vector and scalar versions of such functions may differ in the last bit, and which elements the scalar
+    version gets depends on the length and on the split between threads. Here all go through the vector version.
+    On other devices than the CPU `fn` is applied as it is.
+    """
+    size = x.numel()
+    if x.device.type != "cpu" or (size % LANES == 0 and size <= PIECE and x.is_contiguous()):
+        return fn(x)
+    flat = x.reshape(-1)
+    whole = size - size % LANES
+    out = torch.empty_like(flat)
+    for start in range(0, whole, PIECE):
+        stop = min(start + PIECE, whole)
+        out[start:stop] = fn(flat[start:stop])
+    if whole < size:
+        tail = torch.ones(LANES, dtype=x.dtype)
+        tail[: size - whole] = flat[whole:]
+        out[whole:] = fn(tail)[: size - whole]
+    return out.view(x.shape)
+
+
+def weights_of(logits: torch.Tensor) -> torch.Tensor:
+    """exp(logits) as int64 in units of 2**-40, for float32 logits of at most 0.
+
+    Sums of whole numbers are exact, so they are the same in any order, split or shape. Up to 2**22 weights can be
+    summed without overflow; a weight below 2**-40 counts as none, which is beneath what float32 sums resolve.
+    """
+    return (in_pieces(torch.exp, logits) * ONE).to(torch.int64)
+
+
+def log_sum_exp(weights_sum: torch.Tensor) -> torch.Tensor:
+    """log of a sum of `weights_of`, float32."""
+    return in_pieces(torch.log, weights_sum.to(torch.float32) * (1.0 / ONE))
