@@ -8,7 +8,7 @@ product and one sum, each rounded to float32, so results are the same bits every
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ class Format:
     name: str
     block: int
     size: int
-    unpack: Callable[[Bytes, Floats], None] | None = None
+    unpack: Callable[[Bytes, Floats], None] | None = field(default=None, repr=False)
 
     @property
     def readable(self) -> bool:
