@@ -1,0 +1,1 @@
+"""Chips: memory, dtypes, allowed shapes, how a step is compiled."""

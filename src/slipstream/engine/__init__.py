@@ -1,0 +1,1 @@
+"""From requests to tokens: scheduling, running steps, and the ways to call it."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from slipstream import ops
 from slipstream.cache.spec import PagedKV
 from slipstream.layers.basic import Linear, RMSNorm
-from slipstream.layers.rows import Rows
+from slipstream.ops.rows import Rows
 
 
 class Attention(nn.Module):

@@ -25,15 +25,15 @@ def in_pieces(fn: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> to
     if x.device.type != "cpu" or (size % LANES == 0 and size <= PIECE and x.is_contiguous()):
         return fn(x)
     flat = x.reshape(-1)
-    whole = size - size % LANES
     out = torch.empty_like(flat)
-    for start in range(0, whole, PIECE):
-        stop = min(start + PIECE, whole)
-        out[start:stop] = fn(flat[start:stop])
-    if whole < size:
-        tail = torch.ones(LANES, dtype=x.dtype)
-        tail[: size - whole] = flat[whole:]
-        out[whole:] = fn(tail)[: size - whole]
+    for start in range(0, size, PIECE):
+        piece = flat[start : start + PIECE]
+        count = len(piece)
+        if count % LANES:
+            padded = piece.new_ones(count + LANES - count % LANES)
+            padded[:count] = piece
+            piece = padded
+        out[start : start + PIECE] = fn(piece)[:count]
     return out.view(x.shape)
 
 

@@ -5,16 +5,22 @@ The results are the reference's. Every row is worked on alone, so nothing of it 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
 from slipstream.ops.fixed import in_pieces, log_sum_exp, weights_of
 from slipstream.ops.noise import FIRST, SECOND, gumbel_of_hash
 from slipstream.ops.registry import implement
-from slipstream.ops.sample import LARGEST, Real, SampleResult, Whole, border_of_share, distance_from_entropy
+from slipstream.ops.sample import LARGEST, Real, SampleResult, Whole, distance_from_entropy
 
-HEAD = 256
+HEAD = 1024
 """Most likely tokens among which the border of top-p is looked for before everything is sorted."""
+UNLIKELY = 8.0
+"""How far below the best a scaled logit must be for the token to be passed over unless its hash is exceptional."""
+SLACK = 0.01
+"""More than the float32 error of a noise value."""
 
 _ids: dict[int, np.ndarray] = {}
 
@@ -123,23 +129,35 @@ def _draw(raw: np.ndarray, x: np.ndarray, whole: list[int], real: np.ndarray) ->
     if not real[Real.TEMPERATURE] > 0:
         return likeliest
     with np.errstate(over="ignore"):
-        logit = torch.from_numpy((x - best) / real[Real.TEMPERATURE])
+        logit = (x - best) / real[Real.TEMPERATURE]
     ids, logit = _filter(logit, whole, real)
-    if ids is not None and len(ids) == 1:
-        return int(ids[0])
-    score = logit + gumbel_of_hash(torch.from_numpy(_hash(ids, len(x), whole)))
-    place = int(score.numpy().argmax())
-    return place if ids is None else int(ids[place])
-
-
-def _hash(ids: np.ndarray | None, vocab: int, whole: list[int]) -> np.ndarray:
-    """`slipstream.ops.noise.token_hash` in 32-bit arithmetic, as float32. `ids` None: all tokens."""
     if ids is None:
-        if vocab not in _ids:
-            _ids[vocab] = np.arange(vocab, dtype=np.uint32)
-        x = _ids[vocab] + np.uint32(whole[Whole.KEY0])
-    else:
-        x = ids.astype(np.uint32) + np.uint32(whole[Whole.KEY0])
+        return _draw_from_all(logit, likeliest, whole)
+    if len(ids) == 1:
+        return int(ids[0])
+    return int(ids[_scores(logit, _hash(ids, whole)).argmax()])
+
+
+def _draw_from_all(logit: np.ndarray, likeliest: int, whole: list[int]) -> int:
+    """argmax of logit plus noise over all tokens, with the logarithms only where the winner can be.
+
+    Noise falls as the hash rises. A token `UNLIKELY` below the best can win only with noise above the best one's score
+    plus `UNLIKELY`, so only with a hash below a bound that few reach.
+    """
+    vocab = len(logit)
+    if vocab not in _ids:
+        _ids[vocab] = np.arange(vocab, dtype=np.uint32)
+    hashed = _hash(_ids[vocab], whole)
+    first = slice(likeliest, likeliest + 1)
+    needed = float(_scores(logit[first], hashed[first])[0]) + UNLIKELY - SLACK
+    bound = np.uint32(-math.expm1(-math.exp(-needed)) * (2**32 - 1))
+    places = np.flatnonzero((logit >= -UNLIKELY) | (hashed <= bound))
+    return int(places[_scores(logit[places], hashed[places]).argmax()])
+
+
+def _hash(ids: np.ndarray, whole: list[int]) -> np.ndarray:
+    """`slipstream.ops.noise.token_hash` of `ids` in uint32."""
+    x = ids.astype(np.uint32) + np.uint32(whole[Whole.KEY0])
     shifted = np.empty_like(x)
     for key in (0, whole[Whole.KEY1]):
         if key:
@@ -149,45 +167,60 @@ def _hash(ids: np.ndarray | None, vocab: int, whole: list[int]) -> np.ndarray:
         x ^= np.right_shift(x, 15, out=shifted)
         x *= np.uint32(SECOND)
         x ^= np.right_shift(x, 15, out=shifted)
-    return x.astype(np.float32)
+    return x
 
 
-def _filter(logit: torch.Tensor, whole: list[int], real: np.ndarray) -> tuple[np.ndarray | None, torch.Tensor]:
+def _scores(logit: np.ndarray, hashed: np.ndarray) -> np.ndarray:
+    noise: np.ndarray = gumbel_of_hash(torch.from_numpy(hashed.astype(np.float32))).numpy()
+    return logit + noise
+
+
+def _filter(logit: np.ndarray, whole: list[int], real: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
     """The ids that the filters leave, ascending (None: all), and their logits."""
     ids: np.ndarray | None = None
 
-    def keep(kept: torch.Tensor) -> None:
+    def keep(kept: np.ndarray) -> None:
         nonlocal ids, logit
-        places = np.flatnonzero(kept.numpy())
+        places = np.flatnonzero(kept)
         ids = places if ids is None else ids[places]
-        logit = torch.from_numpy(logit.numpy()[places])
+        logit = logit[places]
 
-    if 0 < whole[Whole.TOP_K] < len(logit):
-        keep(logit >= logit.topk(whole[Whole.TOP_K]).values[-1])
+    top_k = whole[Whole.TOP_K]
+    if 0 < top_k < len(logit):
+        keep(logit >= np.partition(logit, len(logit) - top_k)[-top_k])
     if real[Real.TOP_P] < 1:
-        keep(logit >= _border_of_top_p(logit, torch.from_numpy(real[Real.TOP_P : Real.TOP_P + 1])))
+        keep(logit >= _border_of_top_p(logit, real[Real.TOP_P]))
     if real[Real.MIN_P] > 0:
-        keep(in_pieces(torch.exp, logit) >= float(real[Real.MIN_P]))
+        keep(in_pieces(torch.exp, torch.from_numpy(logit)).numpy() >= real[Real.MIN_P])
     if real[Real.TYPICAL_P] < 1:
-        weights = weights_of(logit)
-        distance = distance_from_entropy(logit, weights)
-        nearest = distance.sort()
-        share = torch.from_numpy(real[Real.TYPICAL_P : Real.TYPICAL_P + 1])
-        keep(distance <= border_of_share(nearest.values, weights[nearest.indices], share))
+        weights = weights_of(torch.from_numpy(logit))
+        distance = distance_from_entropy(torch.from_numpy(logit), weights).numpy()
+        order = distance.argsort()
+        running = weights.numpy()[order].cumsum()
+        keep(distance <= distance[order[_reaches(running, running[-1], real[Real.TYPICAL_P])]])
     return ids, logit
 
 
-def _border_of_top_p(logit: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """The value of the least likely token to keep, [1]."""
+def _reaches(running: np.ndarray, total: np.int64, share: np.float32) -> int:
+    """The first place at which the running sum reaches `share` of `total`; the length if it never does."""
+    wanted = (total.astype(np.float32) * share).astype(np.int64)
+    return min(int(np.searchsorted(running, wanted)), len(running) - (running[-1] >= total))
+
+
+def _border_of_top_p(logit: np.ndarray, share: np.float32) -> np.float32:
+    """The logit of the least likely token to keep."""
+    total: np.int64 | None = None
+    head = logit
     if len(logit) > 2 * HEAD:
-        total = weights_of(logit).sum()
-        wanted = (total.to(torch.float32) * share).to(torch.int64)
-        head = logit.topk(HEAD).values
-        running = weights_of(head).cumsum(0)
-        if running[-1] >= wanted:
-            return head[(running < wanted).sum()]
-    ordered = logit.sort(descending=True).values
-    return border_of_share(ordered, weights_of(ordered), share)
+        total = weights_of(torch.from_numpy(logit)).numpy().sum()
+        head = np.partition(logit, len(logit) - HEAD)[-HEAD:]
+    for likeliest in (head, logit):
+        ordered = np.sort(likeliest)[::-1].copy()
+        running = weights_of(torch.from_numpy(ordered)).numpy().cumsum()
+        place = _reaches(running, running[-1] if total is None else total, share)
+        if place < len(ordered):
+            return ordered[place]
+    raise AssertionError("the running sum over all tokens reaches its total")
 
 
 def _report(raw: np.ndarray, token: int, top: int) -> tuple[np.float32, np.ndarray, np.ndarray, int] | None:
@@ -201,7 +234,6 @@ def _report(raw: np.ndarray, token: int, top: int) -> tuple[np.float32, np.ndarr
     rank = 1 + int(np.count_nonzero(raw > value))
     ids = np.empty(0, np.int64)
     if top:
-        border = torch.from_numpy(raw).topk(top).values[-1].numpy()
-        ids = np.flatnonzero(raw >= border)
+        ids = np.flatnonzero(raw >= np.partition(raw, len(raw) - top)[-top])
         ids = ids[np.argsort(-raw[ids], kind="stable")][:top]
     return (value - highest) - log_total, ids, (raw[ids] - highest) - log_total, rank
