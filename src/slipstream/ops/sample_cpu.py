@@ -10,8 +10,8 @@ import math
 import numpy as np
 import torch
 
-from slipstream.ops.fixed import in_pieces, log_sum_exp, weights_of
-from slipstream.ops.noise import FIRST, SECOND, gumbel_of_hash
+from slipstream.ops.fixed import LANES, in_pieces, log_sum_exp, weights_of
+from slipstream.ops.noise import FIRST, SECOND, UNIT, gumbel_of_hash
 from slipstream.ops.registry import implement
 from slipstream.ops.sample import LARGEST, Real, SampleResult, Whole, distance_from_entropy
 
@@ -148,8 +148,8 @@ def _draw_from_all(logit: np.ndarray, likeliest: int, whole: list[int]) -> int:
     if vocab not in _ids:
         _ids[vocab] = np.arange(vocab, dtype=np.uint32)
     hashed = _hash(_ids[vocab], whole)
-    first = slice(likeliest, likeliest + 1)
-    needed = float(_scores(logit[first], hashed[first])[0]) + UNLIKELY - SLACK
+    score_of_likeliest = -math.log(-math.log1p(-(float(hashed[likeliest]) + 0.5) * UNIT))
+    needed = score_of_likeliest + UNLIKELY - SLACK
     bound = np.uint32(-math.expm1(-math.exp(-needed)) * (2**32 - 1))
     places = np.flatnonzero((logit >= -UNLIKELY) | (hashed <= bound))
     return int(places[_scores(logit[places], hashed[places]).argmax()])
@@ -171,8 +171,13 @@ def _hash(ids: np.ndarray, whole: list[int]) -> np.ndarray:
 
 
 def _scores(logit: np.ndarray, hashed: np.ndarray) -> np.ndarray:
-    noise: np.ndarray = gumbel_of_hash(torch.from_numpy(hashed.astype(np.float32))).numpy()
-    return logit + noise
+    """Logits plus noise, float32."""
+    size = len(hashed)
+    padded = np.zeros(size + -size % LANES, np.float32)  # what `in_pieces` would do twice
+    padded[:size] = hashed
+    noise: np.ndarray = gumbel_of_hash(torch.from_numpy(padded)).numpy()
+    scores: np.ndarray = logit + noise[:size]
+    return scores
 
 
 def _filter(logit: np.ndarray, whole: list[int], real: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
@@ -204,7 +209,7 @@ def _filter(logit: np.ndarray, whole: list[int], real: np.ndarray) -> tuple[np.n
 def _reaches(running: np.ndarray, total: np.int64, share: np.float32) -> int:
     """The first place at which the running sum reaches `share` of `total`; the length if it never does."""
     wanted = (total.astype(np.float32) * share).astype(np.int64)
-    return min(int(np.searchsorted(running, wanted)), len(running) - (running[-1] >= total))
+    return min(int(np.searchsorted(running, wanted)), len(running) - int(running[-1] >= total))
 
 
 def _border_of_top_p(logit: np.ndarray, share: np.float32) -> np.float32:
@@ -219,7 +224,8 @@ def _border_of_top_p(logit: np.ndarray, share: np.float32) -> np.float32:
         running = weights_of(torch.from_numpy(ordered)).numpy().cumsum()
         place = _reaches(running, running[-1] if total is None else total, share)
         if place < len(ordered):
-            return ordered[place]
+            border: np.float32 = ordered[place]
+            return border
     raise AssertionError("the running sum over all tokens reaches its total")
 
 
