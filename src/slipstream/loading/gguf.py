@@ -16,10 +16,10 @@ from slipstream.loading.gguf_blocks import dequantize, readable_names
 from slipstream.loading.gguf_header import GGUFTensor, Header, read_header
 from slipstream.loading.mapping import map_file, tensor_over
 
-__all__ = ["GGUFFile", "GGUFTensor"]
+__all__ = ["PLAIN_DTYPES", "GGUFFile", "GGUFTensor"]
 
 # These are used as stored, from the map; everything else becomes float32.
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # What llama.cpp's gguf-split names its parts.
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
@@ -52,7 +52,7 @@ class GGUFFile:
         """The tensor in its shape. F32, F16 and BF16 come in their own dtype straight from the map (do not write to
         them); a quantised format is dequantised to a new float32 tensor. Raises LoadError for a format not read."""
         tensor = self._entry(name)
-        dtype = _PLAIN.get(tensor.type)
+        dtype = PLAIN_DTYPES.get(tensor.type)
         if dtype is not None:
             return tensor_over(self._maps[name], tensor.offset, tensor.shape, dtype)
         return self.dequantized(tensor, self.raw(name), tensor.shape)
