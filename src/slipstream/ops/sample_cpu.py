@@ -48,15 +48,15 @@ def sample(
     rank = np.zeros(rows, np.int64)
     edits = _Edits(penalised, bias_at, bias_value, banned, allowed, grammar)
     values = logits.detach().contiguous().numpy()
-    for row, (whole, real) in enumerate(zip(wholes.tolist(), reals.numpy(), strict=True)):
-        x = edits.apply(row, values[row], whole, real)
-        tokens[row] = _draw(values[row], x, whole, real)
-        if whole[Whole.WANTS_LOGPROBS]:
-            scored = whole[Whole.SCORE_TOKEN]
-            token = scored if scored >= 0 else int(tokens[row])
-            report = _report(values[row], token, top)
-            if report is not None:
-                logprob[row], top_ids[row], top_logprobs[row], rank[row] = report
+    with np.errstate(over="ignore"):  # of extreme logits: -inf is what such a token gets
+        for row, (whole, real) in enumerate(zip(wholes.tolist(), reals.numpy(), strict=True)):
+            x = edits.apply(row, values[row], whole, real)
+            tokens[row] = _draw(values[row], x, whole, real)
+            if whole[Whole.WANTS_LOGPROBS]:
+                scored = whole[Whole.SCORE_TOKEN]
+                report = _report(values[row], scored if scored >= 0 else int(tokens[row]), top)
+                if report is not None:
+                    logprob[row], top_ids[row], top_logprobs[row], rank[row] = report
     outputs = (tokens, logprob, top_ids, top_logprobs, rank)
     return tuple(torch.from_numpy(output) for output in outputs)  # type: ignore[return-value]
 
@@ -111,11 +111,10 @@ class _Edits:
 def _penalise(x: np.ndarray, entries: np.ndarray, real: np.ndarray) -> None:
     token, count, in_prompt = entries[:, 1], entries[:, 2], entries[:, 3]
     old = x[token]
-    with np.errstate(over="ignore"):
-        repetition = np.where((count > 0) | (in_prompt > 0), real[Real.REPETITION], np.float32(1))
-        new = np.where(old > 0, old / repetition, old * repetition)
-        new -= real[Real.FREQUENCY] * count.astype(np.float32)
-        new -= np.where(count > 0, real[Real.PRESENCE], np.float32(0))
+    repetition = np.where((count > 0) | (in_prompt > 0), real[Real.REPETITION], np.float32(1))
+    new = np.where(old > 0, old / repetition, old * repetition)
+    new -= real[Real.FREQUENCY] * count.astype(np.float32)
+    new -= np.where(count > 0, real[Real.PRESENCE], np.float32(0))
     x[token] = np.where(np.isneginf(old), old, new.clip(-LARGEST, LARGEST))
 
 
@@ -128,8 +127,7 @@ def _draw(raw: np.ndarray, x: np.ndarray, whole: list[int], real: np.ndarray) ->
         return -1
     if not real[Real.TEMPERATURE] > 0:
         return likeliest
-    with np.errstate(over="ignore"):
-        logit = (x - best) / real[Real.TEMPERATURE]
+    logit = (x - best) / real[Real.TEMPERATURE]
     ids, logit = _filter(logit, whole, real)
     if ids is None:
         return _draw_from_all(logit, likeliest, whole)
