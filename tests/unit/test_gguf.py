@@ -306,6 +306,7 @@ class TestSplit:
             GGUFFile(first)
 
 
+@pytest.mark.slow
 def test_the_default_model_opens_fast(default_model_path: Path) -> None:
     seconds = []
     for _ in range(3):
