@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.core.errors import InvalidRequestError, LoadError
 from slipstream.text.detokenizer import Detokenizer
 from slipstream.text.gguf_tokenizer import adds_bos, build_tokenizer
+from slipstream.text.look_alikes import LookAlikes
 from slipstream.text.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
@@ -117,14 +118,7 @@ class Tokenizer:
         Raises:
             InvalidRequestError: the text holds half of a surrogate pair, or a control token that is one character.
         """
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise InvalidRequestError(
-                    f"The text has an unpaired surrogate at position {error.start}, so it is not valid Unicode.",
-                    param=param,
-                ) from None
+        _refuse_surrogates(text, param)
         if parse_control:
             backend = self._with_control
         else:
@@ -147,8 +141,9 @@ class Tokenizer:
             raise InvalidRequestError("The text has a character that is a control token of the model.", param=param)
         return ids
 
-    def control_spans(self, text: str) -> list[tuple[int, int, int]]:
+    def control_spans(self, text: str, *, param: str = "prompt") -> list[tuple[int, int, int]]:
         """The control tokens spelled out in a text: (start, end, id), in order, with white space that they take up."""
+        _refuse_surrogates(text, param)
         encoding = self._with_control.encode(text, add_special_tokens=False)
         spans = zip(encoding.ids, encoding.offsets, strict=True)
         return [(start, end, token) for token, (start, end) in spans if token in self._never_from_text]
@@ -176,6 +171,11 @@ class Tokenizer:
         return "" if token_id is None else self.name_of(token_id)
 
     @cached_property
+    def look_alikes(self) -> LookAlikes:
+        """Finds the control tokens' spellings in user text."""
+        return LookAlikes(self.control_tokens)
+
+    @cached_property
     def _plain_continued(self) -> tokenizers.Tokenizer:
         """For text that is not the beginning: "▁" is put in front of the beginning only, where a model does that."""
         step = self._plain.pre_tokenizer
@@ -188,6 +188,17 @@ class Tokenizer:
         twin.pre_tokenizer = changed
         twin.encode_special_tokens = True
         return twin
+
+
+def _refuse_surrogates(text: str, param: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"The text has an unpaired surrogate at position {error.start}, so it is not valid Unicode.", param=param
+        ) from None
 
 
 def _count_ids(backend: tokenizers.Tokenizer) -> int:

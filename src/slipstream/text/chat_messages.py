@@ -1,0 +1,113 @@
+"""Checking the messages of a chat and bringing them into the shape that templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from slipstream.core.errors import InvalidRequestError
+
+# Names under which clients send an assistant's reasoning; templates read the first or the second.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def checked_messages(messages: Any, *, keep_parts: bool) -> list[dict[str, Any]]:
+    """New message dicts, ready for a template.
+
+    Fields that are None are left out, text parts are joined with newlines (`keep_parts`: left as a list), the
+    arguments of tool calls are turned from JSON text into objects, and reasoning is given under all its names.
+
+    Raises:
+        InvalidRequestError: a message has a wrong shape; `param` is the path to it, e.g. messages[2].content[0].type.
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise InvalidRequestError("The messages must be a list of at least one message.", param="messages")
+    return [_checked(message, f"messages[{index}]", keep_parts) for index, message in enumerate(messages)]
+
+
+def checked_dicts(values: Any, param: str) -> list[dict[str, Any]] | None:
+    """Tools or documents: a list of objects, or None."""
+    if values is None:
+        return None
+    if not isinstance(values, (list, tuple)) or not all(isinstance(value, dict) for value in values):
+        raise InvalidRequestError(f"The {param} must be a list of objects.", param=param)
+    return list(values)
+
+
+def _checked(message: Any, path: str, keep_parts: bool) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise InvalidRequestError(f"{path} must be an object with a role and a content.", param=path)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequestError(f"{path}.role must be a text.", param=f"{path}.role")
+    kept = {key: value for key, value in message.items() if value is not None}
+    if "content" in kept:
+        kept["content"] = _content(kept["content"], f"{path}.content", keep_parts)
+    elif not kept.get("tool_calls"):
+        raise InvalidRequestError(
+            f"{path}.content must be a text or a list of text parts; only a message with tool calls may lack it.",
+            param=f"{path}.content",
+        )
+    if "tool_calls" in kept:
+        kept["tool_calls"] = _tool_calls(kept["tool_calls"], f"{path}.tool_calls")
+    reasoning = next((kept[name] for name in _REASONING if name in kept), None)
+    if reasoning is not None:
+        kept = {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+    return kept
+
+
+def _content(content: Any, path: str, keep_parts: bool) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise InvalidRequestError(f"{path} must be a text or a list of text parts.", param=path)
+    for index, part in enumerate(content):
+        where = f"{path}[{index}]"
+        if not isinstance(part, dict):
+            raise InvalidRequestError(f"{where} must be an object with a type.", param=where)
+        if part.get("type") != "text":
+            raise InvalidRequestError(
+                f"{where}.type is {part.get('type')!r}, but this model takes text only.", param=f"{where}.type"
+            )
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequestError(f"{where}.text must be a text.", param=f"{where}.text")
+    if keep_parts:
+        return [dict(part) for part in content]
+    return "\n".join(part["text"] for part in content)
+
+
+def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, (list, tuple)) or not all(isinstance(call, dict) for call in calls):
+        raise InvalidRequestError(f"{path} must be a list of objects.", param=path)
+    return [_tool_call(call, f"{path}[{index}]") for index, call in enumerate(calls)]
+
+
+def _tool_call(call: dict[str, Any], path: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    where = f"{path}.function.arguments"
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError(f"{where} must be a JSON object.", param=where)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def last_text(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The object and its key that hold the text of the last message.
+
+    Raises:
+        InvalidRequestError: the last message has no text.
+    """
+    last = messages[-1]
+    content = last.get("content")
+    if isinstance(content, str):
+        return last, "content"
+    if content:
+        return content[-1], "text"
+    path = f"messages[{len(messages) - 1}].content"
+    raise InvalidRequestError("The last message has no text to continue.", param=path)
