@@ -136,6 +136,11 @@ class CacheManager:
         pages.nodes = []
         pages.num_pages = pages.start = pages.released_nodes = 0
 
+    def reset(self) -> None:
+        """Forget all sequences and cached pages, whatever state they are in."""
+        self.pool = PagePool(self.pool.num_pages)
+        self.tree = PrefixTree()
+
     def clear_prefixes(self) -> None:
         """Forget every cached page that nobody reads."""
         self._give_back(self.tree.clear())

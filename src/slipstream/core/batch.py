@@ -13,9 +13,10 @@ Int32Array = NDArray[np.int32]
 class StepBatch:
     """Preallocated int32 arrays and two counts.
 
-    Per row: `token`, `position`, `sequence`, `slot` (cache row to write: page * page_size + offset), `state_in`, `state_out`
-    (-1: keep none), `wants_logits`. Per sequence: `page_table[sequence]`, `context_len`, `adapter`. Sequence 0, page 0 and
-    state slot 0 are scratch: padding rows belong to them and nobody reads them, so real sequences count from 1.
+    Per row: `token`, `position`, `sequence`, `slot` (cache row to write: page * page_size + offset), `state_in`,
+    `state_out` (-1: keep none), `wants_logits`. Per sequence: `page_table[sequence]`, `context_len`, `adapter`.
+    Sequence 0, page 0 and state slot 0 are scratch: padding rows belong to them and nobody reads them, so real
+    sequences count from 1.
     """
 
     def __init__(self, *, max_rows: int, max_sequences: int, max_pages: int, page_size: int) -> None:
@@ -47,7 +48,9 @@ class StepBatch:
         self.adapter[number] = adapter
         return number
 
-    def add_rows(self, sequence: int, tokens: Sequence[int], start: int, *, wants_logits: bool | Sequence[bool]) -> None:
+    def add_rows(
+        self, sequence: int, tokens: Sequence[int], start: int, *, wants_logits: bool | Sequence[bool]
+    ) -> None:
         """Add rows for `tokens` at positions from `start` on; they are written to the sequence's own pages."""
         first, last = self.num_rows, self.num_rows + len(tokens)
         self.num_rows = last

@@ -68,6 +68,7 @@ class EngineConfig:
     prefix_caching: bool = True
     max_queue: int = 1024
     seed: int | None = None
+    generation_config: str = "auto"
 
     def __post_init__(self) -> None:
         positive = ("max_num_seqs", "max_num_batched_tokens", "max_step_ms", "page_size", "max_queue")
@@ -81,6 +82,7 @@ class EngineConfig:
         _one_of("numerics", self.numerics, ("reference",))
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16"))
         _one_of("device", self.device, ("cpu",))
+        _one_of("generation_config", self.generation_config, ("auto", "neutral"))
         if self.page_size & (self.page_size - 1):
             raise ConfigError(f"page_size must be a power of two, not {self.page_size}", param="page_size")
 

@@ -48,17 +48,17 @@ class CpuDevice:
     ) -> int:
         """How many pages to allocate, scratch included.
 
-        `budget` is bytes (None: a share of free memory), `useful` pages could ever be in use, `least` are needed to serve
-        one request of full length. Raises ConfigError when not even those fit.
+        `budget` is bytes (None: a share of free memory), `useful` pages could ever be in use, `least` are needed to
+        serve one request of full length. Raises ConfigError when not even those fit.
         """
         per_page = self.page_bytes(specs, page_size)
         memory = int(available_memory() * CACHE_SHARE) if budget is None else budget
         pages = min(memory // per_page, useful)
         if pages < least:
             raise ConfigError(
-                f"cache_memory: {memory / 2**20:.0f} MiB hold {pages} pages of {per_page / 2**20:.2f} MiB, but one request of "
-                f"the full context needs {least}; give cache_memory of {least * per_page / 2**20:.0f} MiB or more, or a smaller "
-                f"max_model_len",
+                f"cache_memory: {memory / 2**20:.0f} MiB hold {pages} pages of {per_page / 2**20:.2f} MiB, but one "
+                f"request of the full context needs {least}; give cache_memory of "
+                f"{least * per_page / 2**20:.0f} MiB or more, or a smaller max_model_len",
                 param="cache_memory",
             )
         return pages

@@ -1,8 +1,8 @@
 """The step of the plain PyTorch path: a model run in tiles of a fixed number of rows.
 
 torch's products and reductions give a row the same bits wherever it stands in a fixed shape, and other bits in another
-shape. So every forward pass has exactly `row_tile` rows, and so has every pass through the head; fewer are padded, more run
-as further tiles. A tile writes its keys and values before the next one reads them.
+shape. So every forward pass has exactly `row_tile` rows, and so has every pass through the head; fewer are padded, more
+run as further tiles. A tile writes its keys and values before the next one reads them.
 """
 
 from __future__ import annotations

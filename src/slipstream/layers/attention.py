@@ -11,7 +11,7 @@ from slipstream.ops.rows import Rows
 
 
 class Attention(nn.Module):
-    """Queries, keys and values by projection, optional norms on heads, rope, paged softmax attention, output projection."""
+    """Projections to queries, keys and values, optional norms on heads, rope, paged softmax, output projection."""
 
     def __init__(
         self,

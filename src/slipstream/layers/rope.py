@@ -17,7 +17,8 @@ KNOWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "factors")
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """`theta`, the number of rotated dimensions, and the scaling as config.json gives it (`rope_type` and its numbers)."""
+    """`theta`, the number of rotated dimensions, and the scaling as config.json gives it (`rope_type` and its numbers).
+    """
 
     theta: float
     dimensions: int
@@ -80,9 +81,7 @@ def _yarn(base: Tensor, config: RopeConfig) -> tuple[Tensor, float]:
     factor = float(scaling.get("factor") or config.max_position / old_length)
 
     def dimension_of(rotations: float) -> float:
-        return (
-            config.dimensions * math.log(old_length / (rotations * 2 * math.pi)) / (2 * math.log(config.theta))
-        )
+        return config.dimensions * math.log(old_length / (rotations * 2 * math.pi)) / (2 * math.log(config.theta))
 
     low = dimension_of(float(scaling.get("beta_fast") or 32))
     high = dimension_of(float(scaling.get("beta_slow") or 1))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from slipstream.cache.spec import CacheSpec
-from slipstream.layers.rows import Rows
+from slipstream.ops.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +39,27 @@ class Model(Protocol):
         ...
 
 
-class CheckpointModel(nn.Module):
+class CheckpointModel(nn.Module, ABC):
     """A model whose parameters come from a checkpoint."""
 
     vocab_size: int
     max_position: int
 
+    @abstractmethod
+    def cache_specs(self) -> list[CacheSpec]:
+        """See `Model`."""
+
+    @abstractmethod
+    def forward(self, rows: Rows, caches: list[Tensor]) -> Tensor:
+        """See `Model`."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Model`."""
+
+    @abstractmethod
     def checkpoint_table(self) -> dict[str, Slot]:
         """Every checkpoint tensor this model needs, and where it goes."""
-        raise NotImplementedError
 
     def ignored(self, name: str) -> bool:
         """Whether a checkpoint tensor without a place may be left over."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 from torch import Tensor, nn
 
 from slipstream import ops
@@ -14,8 +13,8 @@ from slipstream.layers.attention import Attention
 from slipstream.layers.basic import Embedding, Linear, RMSNorm
 from slipstream.layers.feed_forward import MixtureOfExperts, SwiGLU
 from slipstream.layers.rope import RopeConfig, rope_frequencies
-from slipstream.layers.rows import Rows
 from slipstream.models.base import CheckpointModel, Slot
+from slipstream.ops.rows import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,5 +138,3 @@ class Decoder(CheckpointModel):
 
     def ignored(self, name: str) -> bool:
         return super().ignored(name) or (self.lm_head is None and name == "lm_head.weight")
-
-

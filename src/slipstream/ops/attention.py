@@ -1,7 +1,7 @@
 """Causal attention over paged keys and values: the reference that any chip can lower.
 
-Each page of a row's context is one block: it gives the block's maximum, its sum of exponentials and its weighted values;
-blocks are merged in their order. So a row's bits depend on its own context only, never on which rows run beside it.
+Each page of a row's context is one block: it gives the block's maximum, its sum of exponentials and its weighted
+values; x
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def _fake(
 def paged_attention(
     query: Tensor, cache: Tensor, page_table: Tensor, sequence: Tensor, position: Tensor, scale: float, window: int
 ) -> Tensor:
-    """Softmax attention of each row over its own sequence's positions up to its own (Vaswani et al., 2017; grouped heads).
+    """Softmax attention (Vaswani et al., 2017) with grouped heads: each row over its own sequence, up to its own place.
 
-    query [R, H, D]; cache [P, G, 2, T, D]; page_table [S, pages] (page of each T tokens; 0 where there is none); sequence
-    and position [R]. A row sees positions in (position - window, position], all up to its own when window is 0.
-    -> [R, H, D] in query's dtype; computed in float32.
+    query [R, H, D]; cache [P, G, 2, T, D]; page_table [S, pages] (page of each T tokens; 0 where there is none);
+    sequence and position [R]. A row sees positions in (position - window, position], all up to its own when window is
+    0. -> [R, H, D] in query's dtype; computed in float32.
     """
     rows, heads, width = query.shape
     groups, tokens = cache.shape[1], cache.shape[3]

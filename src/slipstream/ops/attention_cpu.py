@@ -1,7 +1,7 @@
 """Paged attention as the CPU runs it on the PyTorch path: only what is asked for, in units of one fixed shape.
 
-A unit is four rows of one sequence against one group of pages. Its shapes never change, so a row's bits do not depend on
-the other rows; units are independent and run many at a time, which keeps the number of torch calls small.
+A unit is four rows of one sequence against one group of pages. Its shapes never change, so a row's bits do not depend
+on the other rows; units are independent and run many at a time, which keeps the number of torch calls small.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ def paged_attention_cpu(
         owner_index = torch.tensor(unit_bundle[chosen])
         rank_index = torch.tensor(unit_rank[chosen])
         count = len(owner_index)
-        pages = torch.from_numpy(np.concatenate(unit_pages[chosen]))
-        kv = torch.index_select(cache, 0, pages).float()
+        page_index = torch.from_numpy(np.concatenate(unit_pages[chosen]))
+        kv = torch.index_select(cache, 0, page_index).float()
         where = offsets + torch.tensor(unit_start[chosen]).view(count, 1, 1, 1, 1)
         seen_to = bundle_last[owner_index]
         visible = where <= seen_to
         if window:
             visible &= where > seen_to - window
-        rows = bundled[owner_index].expand(-1, PAGES_PER_GROUP, -1, -1, -1)
-        merged = merge_blocks(*block_partials(rows, kv, visible))
+        asking = bundled[owner_index].expand(-1, PAGES_PER_GROUP, -1, -1, -1)
+        merged = merge_blocks(*block_partials(asking, kv, visible))
         for target, part in zip((maximum, total, weighted), merged, strict=True):
             target[owner_index, rank_index] = part
 

@@ -31,9 +31,7 @@ def add_expert(total: Tensor, share: Tensor, output: Tensor) -> Tensor:
     return torch.where(share != 0, total + output * share, total)
 
 
-def _fake(
-    x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor, top_k: int, renormalise: bool
-) -> Tensor:
+def _fake(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor, top_k: int, renormalise: bool) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -44,8 +42,8 @@ def _fake(
 def moe(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor, top_k: int, renormalise: bool) -> Tensor:
     """Sum over each row's `top_k` experts of router share times SwiGLU expert (the published Qwen3-MoE block).
 
-    x [R, hidden], router [E, hidden], gate and up [E, ff, hidden], down [E, hidden, ff] -> [R, hidden]. Experts are added
-    in the order of their index. `renormalise`: the chosen shares sum to one.
+    x [R, hidden], router [E, hidden], gate and up [E, ff, hidden], down [E, hidden, ff] -> [R, hidden]. Experts are
+    added in the order of their index. `renormalise`: the chosen shares sum to one.
     """
     shares = route(x, router, top_k, renormalise)
     total = torch.zeros_like(x)

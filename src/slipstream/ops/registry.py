@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LIBRARY = torch.library.Library("slipstream", "DEF")
 _REFERENCE_KEY = "CompositeExplicitAutograd"
@@ -41,27 +43,27 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def define(schema: str, *, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def define(schema: str, *, fake: Callable[..., Any]) -> Callable[[Function], Function]:
     """Define `slipstream::<schema>` with the decorated function as its reference on every device.
 
     `fake` computes output shapes and dtypes only. The decorator returns the dispatching callable.
     """
 
-    def register(reference: Callable[..., Any]) -> Callable[..., Any]:
+    def register(reference: Function) -> Function:
         name = schema.split("(", 1)[0]
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, reference, _REFERENCE_KEY)
         torch.library.register_fake(f"slipstream::{name}", fake, lib=_LIBRARY)
         OPS[name] = Op(name, schema, reference)
-        return OPS[name].call
+        return cast(Function, OPS[name].call)
 
     return register
 
 
-def implement(name: str, dispatch_key: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def implement(name: str, dispatch_key: str) -> Callable[[Function], Function]:
     """Register the decorated function as what a device runs for op `name`."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Function) -> Function:
         _LIBRARY.impl(name, function, dispatch_key)
         OPS[name].implementations[dispatch_key] = function
         return function

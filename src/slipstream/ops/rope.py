@@ -28,7 +28,8 @@ def _fake_rope(x: Tensor, table: Tensor) -> Tensor:
 
 @define("rope(Tensor x, Tensor table) -> Tensor", fake=_fake_rope)
 def rope(x: Tensor, table: Tensor) -> Tensor:
-    """Rotate pairs (i, i + D/2) of each head by its row's angles (Su et al., 2021; the layout of published Llama weights).
+    """Rotate pairs (i, i + D/2) of each head by its row's angles (Su et al., 2021; the layout of published Llama
+    weights).
 
     x [R, heads, D], table [2, R, D/2] from `rope_table` -> [R, heads, D] in x's dtype.
     """

@@ -1,0 +1,396 @@
+"""The engine: requests in, one step at a time, updates out. Synchronous, and used by one thread."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slipstream.cache.manager import CacheManager
+from slipstream.core.batch import StepBatch
+from slipstream.core.errors import EngineDeadError, RequestFailedError, SlipstreamError
+from slipstream.core.outputs import Logprob, TokenLogprobs
+from slipstream.core.request import ChoiceDelta, Request, RequestUpdate
+from slipstream.engine.cost_model import CostModel
+from slipstream.engine.runner import Runner, StepResult
+from slipstream.engine.scheduler import Scheduler, Work
+from slipstream.engine.sequence import Sequence, State
+from slipstream.sampling.batch import SamplingBatch
+from slipstream.sampling.state import SequenceSampler
+from slipstream.text.detokenizer import Detokenizer
+from slipstream.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counts since the start, and the last step's times in ms. `host_ms` is the step without the runner."""
+
+    steps: int = 0
+    rows: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    failed_steps: int = 0
+    step_ms: float = 0.0
+    host_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class _Active:
+    """A request in the engine and its choices."""
+
+    request: Request
+    sequences: list[Sequence]
+    scored: bool = False
+
+
+class Engine:
+    """Continuous batching over one runner.
+
+    `eos_ids` end a choice unless `ignore_eos`. `tokenizer` None: no text is made (stop strings cannot be used then).
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        cache: CacheManager,
+        costs: CostModel,
+        *,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        tokenizer: Tokenizer | None,
+        max_model_len: int,
+        max_sequences: int,
+        max_rows: int,
+        max_step_ms: float,
+        row_tile: int,
+    ) -> None:
+        self.runner = runner
+        self.cache = cache
+        self.vocab_size = vocab_size
+        self.eos_ids = frozenset(eos_ids)
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self.stats = EngineStats()
+        self.scheduler = Scheduler(
+            cache,
+            costs,
+            max_sequences=max_sequences,
+            max_rows=max_rows,
+            max_step_ms=max_step_ms,
+            row_tile=row_tile,
+        )
+        self.batch = StepBatch(
+            max_rows=max_rows,
+            max_sequences=max_sequences,
+            max_pages=cache.pages_for(max_model_len),
+            page_size=cache.page_size,
+        )
+        self.sampling = SamplingBatch(vocab_size)
+        self._active: dict[str, _Active] = {}
+        self._order = itertools.count()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._active)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._active)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. It must have been checked (see `slipstream.engine.inputs`)."""
+        if request.id in self._active:
+            raise RequestFailedError(f"request id {request.id!r} is already in use", param="request_id")
+        active = _Active(request, [])
+        for index in range(request.params.n):
+            leader = active.sequences[0] if index else None
+            active.sequences.append(self._sequence(request, index, leader))
+        self._active[request.id] = active
+        for sequence in active.sequences:
+            self.scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> RequestUpdate | None:
+        """Drop a request whatever it is doing; its pages are free at once. -> its last update, or None if unknown."""
+        active = self._active.get(request_id)
+        if active is None:
+            return None
+        update = RequestUpdate(active.request, finished=True)
+        for sequence in active.sequences:
+            if sequence.state is not State.FINISHED:
+                self.scheduler.finish(sequence)
+                update.deltas.append(ChoiceDelta(sequence.index, finish_reason="abort"))
+        self._forget(active)
+        return update
+
+    def step(self) -> list[RequestUpdate]:
+        """Run one step. -> an update for every request that it changed.
+
+        If the model or the device fails, the requests in the step get an EngineDeadError and give back their pages.
+        """
+        started = time.perf_counter()
+        plan = self.scheduler.schedule()
+        if not plan:
+            return []
+        shape = self.scheduler.shape_of(plan)
+        self._fill(plan)
+        launched = time.perf_counter()
+        try:
+            result = self.runner.collect(self.runner.launch(self.batch, self.sampling))
+        except Exception as error:
+            self.stats.failed_steps += 1
+            dead = EngineDeadError(f"a step of the engine failed: {type(error).__name__}: {error}")
+            dead.__cause__ = error
+            return self._fail(plan, dead)
+        collected = time.perf_counter()
+        updates = self._absorb(plan, result)
+        done = time.perf_counter()
+        self.scheduler.costs.observe(shape, (collected - launched) * 1e3)
+        stats = self.stats
+        stats.steps += 1
+        stats.rows += self.batch.num_rows
+        stats.preemptions = self.scheduler.num_preemptions
+        stats.step_ms = (done - started) * 1e3
+        stats.host_ms = stats.step_ms - (collected - launched) * 1e3
+        return updates
+
+    def fail_all(self, error: SlipstreamError) -> list[RequestUpdate]:
+        """End every request with `error` and start over with an empty cache. -> their last updates.
+
+        It relies on nothing that the failure may have left half done.
+        """
+        updates = [RequestUpdate(active.request, finished=True, error=error) for active in self._active.values()]
+        for active in list(self._active.values()):
+            for sequence in active.sequences:
+                sequence.state = State.FINISHED
+            self._forget(active)
+        self.scheduler.waiting.clear()
+        self.scheduler.running.clear()
+        self.cache.reset()
+        return updates
+
+    def _sequence(self, request: Request, index: int, leader: Sequence | None) -> Sequence:
+        params = request.params
+        return Sequence(
+            request,
+            index,
+            order=next(self._order),
+            sampler=SequenceSampler(
+                params,
+                prompt_ids=request.prompt_ids,
+                vocab_size=self.vocab_size,
+                eos_ids=sorted(self.eos_ids),
+                bad_word_ids=request.bad_word_ids,
+                choice_index=index,
+                seed=request.seed,
+            ),
+            detokenizer=None
+            if self.tokenizer is None
+            else Detokenizer(self.tokenizer, skip_special_tokens=params.skip_special_tokens),
+            leader=leader,
+        )
+
+    def _fill(self, plan: list[Work]) -> None:
+        """Write the plan's rows, and the sampling state of the rows that want logits, in the same order."""
+        batch, sampling = self.batch, self.sampling
+        batch.clear()
+        sampling.clear()
+        now = time.monotonic()
+        for work in plan:
+            sequence = work.sequence
+            metrics = sequence.request.metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = now
+            start, end = sequence.computed, sequence.computed + work.rows
+            number = batch.add_sequence(sequence.pages.table, end)
+            samples = end == len(sequence.tokens) and sequence.request.max_tokens > 0
+            wants: bool | list[bool] = samples
+            if work.rows > 1 or sequence.wants_scores:
+                wants = [False] * work.rows
+                wants[-1] = samples
+            if sequence.wants_scores and isinstance(wants, list):
+                for token_at in self._scored(sequence, start, end):
+                    wants[token_at - 1 - start] = True
+                    sequence.sampler.write_score_row(sampling, sequence.tokens[token_at])
+            batch.add_rows(number, sequence.tokens[start:end], start, wants_logits=wants)
+            if samples:
+                sequence.sampler.write_row(sampling, (), len(sequence.tokens))
+
+    @staticmethod
+    def _scored(sequence: Sequence, start: int, end: int) -> range:
+        """Indices of prompt tokens whose logprob rows [start, end) give and which is still owed."""
+        if sequence.prompt_logprobs is None:
+            return range(0)
+        return range(max(start + 1, len(sequence.prompt_logprobs)), min(end + 1, sequence.prompt_len))
+
+    def _absorb(self, plan: list[Work], result: StepResult) -> list[RequestUpdate]:
+        updates: dict[str, RequestUpdate] = {}
+        row = 0
+        now = time.monotonic()
+        for work in plan:
+            sequence = work.sequence
+            request = sequence.request
+            start, end = sequence.computed, sequence.computed + work.rows
+            samples = end == len(sequence.tokens) and request.max_tokens > 0
+            first = row
+            row += (len(self._scored(sequence, start, end)) if sequence.wants_scores else 0) + samples
+            if sequence.state is not State.RUNNING:
+                continue
+            update = updates.get(request.id)
+            if update is None:
+                update = updates[request.id] = RequestUpdate(request)
+            try:
+                self._advance(sequence, work.rows, result, first, update, now)
+            except SlipstreamError as error:
+                self._fail_request(sequence, update, error)
+            except Exception as error:
+                failed = RequestFailedError(f"the request failed: {type(error).__name__}: {error}")
+                failed.__cause__ = error
+                self._fail_request(sequence, update, failed)
+        return [self._finish_update(update) for update in updates.values()]
+
+    def _advance(
+        self, sequence: Sequence, rows: int, result: StepResult, row: int, update: RequestUpdate, now: float
+    ) -> None:
+        """Take a step's results for one sequence; its rows that wanted logits begin at `row`."""
+        request = sequence.request
+        start, end = sequence.computed, sequence.computed + rows
+        if sequence.prompt_logprobs is not None and sequence.wants_scores:
+            for token_at in self._scored(sequence, start, end):
+                logprobs = self._logprobs(result, row, sequence.tokens[token_at], request.params.prompt_logprobs or 0)
+                sequence.prompt_logprobs.append(logprobs)
+                row += 1
+        if start < sequence.prompt_len <= end and not sequence.num_output:
+            self.stats.prompt_tokens += sequence.prompt_len
+            self.stats.cached_prompt_tokens += sequence.num_cached_tokens
+        samples = end == len(sequence.tokens)
+        sequence.computed = end
+        self.cache.commit(sequence.pages, sequence.tokens, end)
+        self.cache.free_behind_window(sequence.pages, end)
+        if not samples:
+            return
+        if request.max_tokens == 0:
+            self._end(sequence, ChoiceDelta(sequence.index, self._echo(sequence), finish_reason="length"), update)
+            return
+        token = int(result.tokens[row])
+        if token < 0:
+            raise RequestFailedError(
+                "no token could be chosen: the sampling rules exclude every token, or the model gave no finite logits"
+            )
+        self._accept(sequence, token, result, row, update, now)
+
+    def _accept(
+        self, sequence: Sequence, token: int, result: StepResult, row: int, update: RequestUpdate, now: float
+    ) -> None:
+        """Add a sampled token to a sequence, with its text, and see whether it ends it."""
+        request, params = sequence.request, sequence.request.params
+        delta = ChoiceDelta(sequence.index, token_ids=[token])
+        if not sequence.num_output:
+            delta.text = self._echo(sequence)
+        sequence.tokens.append(token)
+        sequence.sampler.commit((token,))
+        if params.logprobs is not None:
+            delta.logprobs = [self._logprobs(result, row, token, params.logprobs)]
+        if request.metrics.first_token_time is None:
+            request.metrics.first_token_time = now
+        request.metrics.last_token_time = now
+        self.stats.output_tokens += 1
+
+        enough = sequence.num_output >= params.min_tokens
+        is_eos = token in self.eos_ids and not params.ignore_eos and enough
+        is_stop = token in params.stop_token_ids and enough
+        silent = (is_stop or is_eos) and not params.include_stop_str_in_output
+        text = "" if sequence.detokenizer is None or silent else sequence.detokenizer.push((token,))
+        if sequence.stop_strings is not None and sequence.num_output > params.min_tokens:
+            text, matched = sequence.stop_strings.push(text)
+            if matched is not None:
+                delta.finish_reason, delta.stop_reason = "stop", matched
+        delta.text += text
+        if delta.finish_reason is None:
+            if is_eos:
+                delta.finish_reason = "stop"
+            elif is_stop:
+                delta.finish_reason, delta.stop_reason = "stop", token
+            elif sequence.num_output >= request.max_tokens:
+                delta.finish_reason = "length"
+        if delta.finish_reason is None:
+            update.deltas.append(delta)
+            return
+        if not isinstance(delta.stop_reason, str):
+            delta.text += self._rest_of_text(sequence, delta)
+        self._end(sequence, delta, update)
+
+    @staticmethod
+    def _rest_of_text(sequence: Sequence, delta: ChoiceDelta) -> str:
+        """Text that was held back for more bytes or for a stop string that did not come; a stop may still be in it."""
+        text = "" if sequence.detokenizer is None else sequence.detokenizer.finish()
+        if sequence.stop_strings is None:
+            return text
+        if text and sequence.num_output > sequence.request.params.min_tokens:
+            text, matched = sequence.stop_strings.push(text)
+            if matched is not None:
+                delta.finish_reason, delta.stop_reason = "stop", matched
+                return text
+            return text + sequence.stop_strings.finish()
+        return sequence.stop_strings.finish() + text
+
+    @staticmethod
+    def _echo(sequence: Sequence) -> str:
+        request = sequence.request
+        return (request.prompt or "") if request.params.echo else ""
+
+    def _end(self, sequence: Sequence, delta: ChoiceDelta, update: RequestUpdate) -> None:
+        update.deltas.append(delta)
+        self.scheduler.finish(sequence)
+
+    def _logprobs(self, result: StepResult, row: int, token: int, top: int) -> TokenLogprobs:
+        """The token's own logprob first, then the `top` most likely ones."""
+        found = {token: Logprob(float(result.logprobs[row]), int(result.ranks[row]), self._text_of(token))}
+        for rank in range(min(top, result.top_ids.shape[1])):
+            other = int(result.top_ids[row, rank])
+            if other not in found:
+                found[other] = Logprob(float(result.top_logprobs[row, rank]), rank + 1, self._text_of(other))
+        return found
+
+    def _text_of(self, token: int) -> str | None:
+        if self.tokenizer is None:
+            return None
+        return self.tokenizer.token_bytes(token).decode("utf-8", errors="replace")
+
+    def _finish_update(self, update: RequestUpdate) -> RequestUpdate:
+        active = self._active.get(update.request.id)
+        if active is None:
+            return update
+        first = active.sequences[0]
+        update.num_cached_tokens = first.num_cached_tokens
+        if first.prompt_logprobs is not None and not active.scored and not first.wants_scores:
+            active.scored = True
+            update.prompt_logprobs = first.prompt_logprobs
+        if all(sequence.state is State.FINISHED for sequence in active.sequences):
+            update.finished = True
+            self._forget(active)
+        return update
+
+    def _fail_request(self, sequence: Sequence, update: RequestUpdate, error: SlipstreamError) -> None:
+        active = self._active.get(sequence.request.id)
+        if active is None:
+            return
+        for other in active.sequences:
+            self.scheduler.finish(other)
+        update.error, update.finished = error, True
+        self._forget(active)
+
+    def _fail(self, plan: list[Work], error: SlipstreamError) -> list[RequestUpdate]:
+        updates: dict[str, RequestUpdate] = {}
+        for work in plan:
+            request = work.sequence.request
+            if request.id not in updates:
+                updates[request.id] = RequestUpdate(request)
+                self._fail_request(work.sequence, updates[request.id], error)
+        return list(updates.values())
+
+    def _forget(self, active: _Active) -> None:
+        active.request.metrics.finished_time = time.monotonic()
+        self._active.pop(active.request.id, None)

@@ -1,0 +1,62 @@
+"""How long a step of given rows takes, measured on this machine and kept up to date."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SPAN = 256
+"""Context positions that count as one unit of attention work."""
+
+UNIT_ROWS = 4
+"""Rows of one sequence that share their reads of the context."""
+
+_RISE, _FALL = 0.3, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step costs by: tiles of rows, and units of attention."""
+
+    tiles: int
+    attention: float
+
+
+def attention_units(start: int, rows: int) -> float:
+    """Attention work of rows at positions from `start` on: bundles of rows times the spans of context each reads."""
+    bundles = -(-rows // UNIT_ROWS)
+    return bundles * (1 + (start + rows / 2) / SPAN)
+
+
+class CostModel:
+    """Milliseconds of a step: `base + tile * tiles + unit * attention`, times a factor that follows what is measured.
+
+    The factor rises quickly and falls slowly, so that a bound on the step time holds on a machine whose speed swings.
+    """
+
+    def __init__(self, base_ms: float, tile_ms: float, unit_ms: float) -> None:
+        self.base_ms = max(base_ms, 0.0)
+        self.tile_ms = max(tile_ms, 1e-3)
+        self.unit_ms = max(unit_ms, 1e-4)
+        self.factor = 1.0
+
+    @classmethod
+    def fit(
+        cls, short: tuple[StepShape, float], more: tuple[StepShape, float], far: tuple[StepShape, float]
+    ) -> CostModel:
+        """From three measured steps: a short one, one with more tiles, one with far more attention (ms each)."""
+        unit = (far[1] - short[1]) / max(far[0].attention - short[0].attention, 1e-9)
+        unit = max(unit, 0.0)
+        tile = (more[1] - short[1] - unit * (more[0].attention - short[0].attention)) / max(
+            more[0].tiles - short[0].tiles, 1
+        )
+        return cls(short[1] - tile * short[0].tiles - unit * short[0].attention, tile, unit)
+
+    def predict(self, shape: StepShape) -> float:
+        """Milliseconds that a step of this shape will take."""
+        return self.factor * (self.base_ms + self.tile_ms * shape.tiles + self.unit_ms * shape.attention)
+
+    def observe(self, shape: StepShape, milliseconds: float) -> None:
+        """Learn from a step that was run."""
+        ratio = min(max(milliseconds / max(self.predict(shape) / self.factor, 1e-6), 0.1), 10.0)
+        rate = _RISE if ratio > self.factor else _FALL
+        self.factor += rate * (ratio - self.factor)

@@ -1,0 +1,175 @@
+"""From what a caller passes to a checked, tokenized `Request`. Runs in the caller's thread."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.core.errors import ContextLengthError, InvalidRequestError
+from slipstream.core.outputs import RequestMetrics
+from slipstream.core.request import Request
+from slipstream.core.sampling_params import SamplingParams
+from slipstream.sampling.state import bad_word_ids
+from slipstream.text.chat_template import ChatTemplate, encode_chat
+from slipstream.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or a mapping with `prompt` or `prompt_token_ids` and optionally `cache_salt` (vLLM's shape)."""
+
+
+@dataclass(slots=True)
+class _Parsed:
+    text: str | None
+    ids: Sequence[int] | None
+    salt: str | None
+
+
+class InputProcessor:
+    """Checks and tokenizes requests for one model."""
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer | None,
+        template: ChatTemplate | None,
+        vocab_size: int,
+        max_model_len: int,
+        defaults: SamplingParams,
+        seed: int | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.defaults = defaults
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Request:
+        """A request from text or token ids. Raises InvalidRequestError naming the field at fault."""
+        parsed = _parse(prompt)
+        ids = self._encode(parsed.text) if parsed.ids is None else self._check_ids(parsed.ids)
+        salt = cache_salt if cache_salt is not None else parsed.salt
+        return self._build(ids, parsed.text, params, request_id, priority, salt)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        template: ChatTemplate | None = None,
+        **template_args: Any,
+    ) -> Request:
+        """A request from chat messages through the model's template."""
+        if self.tokenizer is None:
+            raise InvalidRequestError("this model has no tokenizer, so it cannot chat", param="messages")
+        ids = encode_chat(self.tokenizer, template or self.template, messages, **template_args)
+        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return self._build(ids, text, params, request_id, priority, cache_salt)
+
+    def _encode(self, text: str | None) -> list[int]:
+        if self.tokenizer is None:
+            raise InvalidRequestError("this model has no tokenizer; pass token ids", param="prompt")
+        return self.tokenizer.encode(text or "")
+
+    def _check_ids(self, ids: Sequence[int]) -> list[int]:
+        checked = []
+        for index, token in enumerate(ids):
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise InvalidRequestError(
+                    f"prompt_token_ids[{index}] must be a token id from 0 to {self.vocab_size - 1}, not {token!r}",
+                    param="prompt_token_ids",
+                )
+            checked.append(int(token))
+        return checked
+
+    def _build(
+        self,
+        ids: list[int],
+        text: str | None,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        salt: str | None,
+    ) -> Request:
+        params = self.defaults if params is None else params
+        params.validate_for_model(self.vocab_size)
+        if not ids:
+            raise InvalidRequestError("the prompt has no tokens", param="prompt")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", param="priority")
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            raise InvalidRequestError("cache_salt must be a string that is not empty", param="cache_salt")
+        if self.tokenizer is None and (params.stop or params.bad_words):
+            raise InvalidRequestError("stop strings and bad words need a tokenizer", param="stop")
+        if params.echo and text is None and self.tokenizer is not None:
+            text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        encode = None if self.tokenizer is None else self.tokenizer
+        banned = (
+            bad_word_ids(params.bad_words, lambda w: encode.encode(w, add_special_tokens=False))
+            if (params.bad_words and encode is not None)
+            else []
+        )
+        namespace: Hashable = salt
+        return Request(
+            id=request_id or f"req-{uuid.uuid4().hex}",
+            prompt_ids=ids,
+            params=params,
+            max_tokens=self._room(len(ids), params),
+            seed=self._seed() if params.seed is None else params.seed,
+            prompt=text,
+            priority=priority,
+            namespace=namespace,
+            bad_word_ids=banned,
+            metrics=RequestMetrics(arrival_time=time.monotonic()),
+        )
+
+    def _room(self, prompt_len: int, params: SamplingParams) -> int:
+        """Tokens each choice may have; asking for more than there is room for is refused."""
+        asked = params.max_tokens
+        room = self.max_model_len - prompt_len
+        least = 1 if asked is None else asked
+        if least > room:
+            wants = "and at least one token of output" if asked is None else f"and max_tokens {asked}"
+            raise ContextLengthError(
+                f"the prompt has {prompt_len} tokens; with it {wants} the request needs {prompt_len + least} of the "
+                f"model's context of {self.max_model_len} tokens",
+                param="prompt" if room < 1 or asked is None else "max_tokens",
+            )
+        return room if asked is None else asked
+
+    def _seed(self) -> int:
+        with self._lock:
+            return self._random.getrandbits(63)
+
+
+def _parse(prompt: Prompt) -> _Parsed:
+    if isinstance(prompt, str):
+        return _Parsed(prompt, None, None)
+    if isinstance(prompt, Mapping):
+        unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+        if unknown:
+            raise InvalidRequestError(f"prompt has an unknown key {sorted(unknown)[0]!r}", param=sorted(unknown)[0])
+        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if (text is None and ids is None) or (text is not None and not isinstance(text, str)):
+            raise InvalidRequestError("prompt must hold a string `prompt` or `prompt_token_ids`", param="prompt")
+        return _Parsed(text, ids, prompt.get("cache_salt"))
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes):
+        return _Parsed(None, prompt, None)
+    raise InvalidRequestError(f"prompt must be text or token ids, not {type(prompt).__name__}", param="prompt")

@@ -1,0 +1,124 @@
+"""Offline generation: give prompts, get outputs."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+from slipstream.core.config import EngineConfig
+from slipstream.core.errors import InvalidRequestError
+from slipstream.core.outputs import RequestOutput
+from slipstream.core.request import Request, RequestUpdate
+from slipstream.core.sampling_params import SamplingParams
+from slipstream.engine.build import LoadedEngine, Progress, load_engine
+from slipstream.engine.collect import OutputCollector
+from slipstream.engine.inputs import Prompt
+from slipstream.engine.worker import EngineWorker
+from slipstream.text.tokenizer import Tokenizer
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+Messages = Sequence[Mapping[str, Any]]
+OnUpdate = Callable[[RequestUpdate], None]
+
+
+class LLM:
+    """A model that generates in this process.
+
+    `model` is a catalogue name, a .gguf file, a Hugging Face folder or hub id; empty: the default model. Other settings
+    are those of `EngineConfig`. Use as a context manager, or call `shutdown`.
+    """
+
+    def __init__(self, model: str = "", *, progress: Progress | None = None, **settings: Any) -> None:
+        self.loaded: LoadedEngine = load_engine(EngineConfig.from_mapping({"model": model, **settings}), progress)
+        self._worker = EngineWorker(self.loaded.engine)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        priority: int = 0,
+        on_update: OnUpdate | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; all run together. -> outputs in the order of the prompts.
+
+        A prompt is text, a list of token ids, or a mapping (see `slipstream.engine.inputs.Prompt`). `on_update` is
+        called in this thread with each step's news. Raises InvalidRequestError before anything runs if a prompt or
+        parameter is wrong, and the error of the first request that fails.
+        """
+        single = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        each = cast(Sequence[Prompt], [prompts] if single else prompts)
+        params = _per_prompt(sampling_params, len(each))
+        make = self.loaded.inputs.request
+        return self._run([make(p, s, priority=priority) for p, s in zip(each, params, strict=True)], on_update)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        *,
+        priority: int = 0,
+        on_update: OnUpdate | None = None,
+        **template_args: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several through the model's chat template; see `generate`."""
+        single = len(messages) > 0 and isinstance(messages[0], Mapping)
+        each: Sequence[Any] = [messages] if single else messages
+        params = _per_prompt(sampling_params, len(each))
+        make = self.loaded.inputs.chat
+        requests = [make(m, s, priority=priority, **template_args) for m, s in zip(each, params, strict=True)]
+        return self._run(requests, on_update)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        tokenizer = self.loaded.inputs.tokenizer
+        assert tokenizer is not None
+        return tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request gets that names no parameters: the model's published ones."""
+        return self.loaded.inputs.defaults
+
+    def shutdown(self) -> None:
+        """Stop the engine's thread."""
+        self._worker.stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _run(self, requests: list[Request], on_update: OnUpdate | None) -> list[RequestOutput]:
+        updates: queue.SimpleQueue[Sequence[RequestUpdate]] = queue.SimpleQueue()
+        collectors = {request.id: OutputCollector(request) for request in requests}
+        open_ids = set(collectors)
+        try:
+            sink = updates.put
+            for request in requests:
+                self._worker.submit(request, sink, bounded=False)
+            while open_ids:
+                for update in updates.get():
+                    if update.finished:
+                        open_ids.discard(update.request.id)
+                    collectors[update.request.id].add(update)
+                    if on_update is not None:
+                        on_update(update)
+        finally:
+            for request_id in open_ids:
+                self._worker.abort(request_id)
+        return [collectors[request.id].output for request in requests]
+
+
+def _per_prompt(params: Params, count: int) -> Sequence[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequestError(
+            f"sampling_params has {len(params)} entries for {count} prompts", param="sampling_params"
+        )
+    return params

@@ -1,0 +1,119 @@
+"""The engine's own thread: an inbox in, updates out to whoever waits for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from slipstream.core.errors import EngineDeadError, OverloadedError, RequestFailedError, SlipstreamError
+from slipstream.core.request import Request, RequestUpdate
+from slipstream.engine.core import Engine
+
+logger = logging.getLogger(__name__)
+
+Sink = Callable[[Sequence[RequestUpdate]], None]
+"""Gets the updates of one step that are for it, in the engine's thread. It must return quickly and never raise."""
+
+
+class EngineWorker:
+    """Runs an engine in a thread. All methods may be called from any thread.
+
+    A request that cannot be served gets an error and nobody else notices. A step that fails gives an error to the
+    requests in it; a failure outside of the model gives one to every request. The thread goes on in both cases.
+    """
+
+    def __init__(self, engine: Engine, *, max_queue: int = 1024) -> None:
+        self.engine = engine
+        self.max_queue = max_queue
+        self._inbox: deque[tuple[Request, Sink] | str] = deque()
+        self._wake = threading.Condition()
+        self._sinks: dict[str, Sink] = {}
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="slipstream-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, request: Request, sink: Sink, *, bounded: bool = True) -> None:
+        """Queue a request; its updates go to `sink`. Raises OverloadedError when the queue is full (if `bounded`)."""
+        with self._wake:
+            if self._stopping or not self._thread.is_alive():
+                raise EngineDeadError("the engine has stopped")
+            if bounded and len(self._inbox) + len(self._sinks) >= self.max_queue:
+                raise OverloadedError(f"the request queue is full ({self.max_queue} requests); try again later")
+            self._inbox.append((request, sink))
+            self._wake.notify()
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request before the next step. An id that is not known (any more) is ignored."""
+        with self._wake:
+            self._inbox.append(request_id)
+            self._wake.notify()
+
+    def stop(self, timeout: float | None = 10.0) -> None:
+        """Stop after the step in progress; requests that are not done get an error."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._inbox or self.engine.has_work or self._stopping):
+                    self._wake.wait()
+                entries = list(self._inbox)
+                self._inbox.clear()
+                stopping = self._stopping
+            for entry in entries:
+                self._take(entry)
+            if stopping:
+                self._deliver(self.engine.fail_all(EngineDeadError("the engine has stopped")))
+                return
+            try:
+                updates = self.engine.step()
+            except Exception as error:
+                logger.exception("the engine failed outside of a model step")
+                dead = EngineDeadError(f"the engine failed: {type(error).__name__}: {error}")
+                updates = self.engine.fail_all(dead)
+            self._deliver(updates)
+
+    def _take(self, entry: tuple[Request, Sink] | str) -> None:
+        if isinstance(entry, str):
+            update = self.engine.abort(entry)
+            if update is not None:
+                self._deliver([update])
+            return
+        request, sink = entry
+        if request.id in self._sinks:
+            taken = RequestFailedError(f"request id {request.id!r} is already in use", param="request_id")
+            sink([RequestUpdate(request, finished=True, error=taken)])
+            return
+        self._sinks[request.id] = sink
+        try:
+            self.engine.add(request)
+        except Exception as error:
+            failed = error if isinstance(error, SlipstreamError) else RequestFailedError(f"the request failed: {error}")
+            self._deliver([RequestUpdate(request, finished=True, error=failed)])
+
+    def _deliver(self, updates: Sequence[RequestUpdate]) -> None:
+        """Hand each sink its updates of this step at once."""
+        by_sink: dict[int, tuple[Sink, list[RequestUpdate]]] = {}
+        for update in updates:
+            if update.error is not None:
+                logger.error("request %s: %s", update.request.id, update.error, exc_info=update.error.__cause__)
+            sink = self._sinks.get(update.request.id)
+            if sink is None:
+                continue
+            if update.finished:
+                del self._sinks[update.request.id]
+            by_sink.setdefault(id(sink), (sink, []))[1].append(update)
+        for sink, own in by_sink.values():
+            try:
+                sink(own)
+            except Exception:
+                logger.exception("a receiver of updates failed")
