@@ -299,6 +299,15 @@ class TestSplit:
         with pytest.raises(LoadError, match="must be named like model-00001-of-00002"):
             GGUFFile(first.rename(tmp_path / "renamed.gguf"))
 
+    def test_too_few_tensors(self, tmp_path: Path) -> None:
+        first = write_gguf(tmp_path / "m.gguf", tiny_model(), per_part=11)
+        content = bytearray(first.read_bytes())
+        key = b"split.tensors.count"
+        content[content.index(key) + len(key) + 4] += 1
+        first.write_bytes(content)
+        with pytest.raises(LoadError, match="should have 22 tensors, its parts have 21"):
+            GGUFFile(first)
+
     def test_parts_in_the_wrong_places(self, tmp_path: Path) -> None:
         first = write_gguf(tmp_path / "m.gguf", tiny_model(), per_part=11)
         (tmp_path / "m-00002-of-00002.gguf").write_bytes(first.read_bytes())
