@@ -168,7 +168,7 @@ class TestRefusals:
             refusal(file_of(tmp_path, pairs=[pair("x", ARRAY, struct.pack("<IQ", kind, count))]))
         refusal(file_of(tmp_path, pairs=[pair("x", ARRAY, struct.pack("<IQQ", STRING, 1, count) + b"text")]))
         refusal(file_of(tmp_path, entries=[entry("w", [count * 32], 0, 0)] if count < 2**58 else [b""], counts=(1, 0)))
-        assert time.perf_counter() - start < 1
+        assert time.perf_counter() - start < 10
 
     def test_deep_nesting(self, tmp_path: Path) -> None:
         deep = struct.pack("<IQ", ARRAY, 1) * 5000
