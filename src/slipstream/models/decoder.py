@@ -92,6 +92,8 @@ class DecoderLayer(nn.Module):
 class Decoder(CheckpointModel):
     """Embedding, layers, norm and head."""
 
+    inv_freq: Tensor
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
