@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.ops import fixed
 from slipstream.ops.fixed import in_pieces
 from slipstream.ops.registry import OPS
 from slipstream.ops.sample import Real, Whole, sample
@@ -211,14 +212,23 @@ def test_the_number_of_threads_changes_no_bit(vocab: int) -> None:
     assert_agree(*results[0])
 
 
-@pytest.mark.parametrize("fn", [torch.exp, torch.log, torch.log1p])
-def test_in_pieces_depends_on_values_alone(fn) -> None:
+FIXED = {
+    "in pieces": (lambda x: in_pieces(torch.exp, x), torch.exp),
+    "exp": (fixed.exp, torch.exp),
+    "log": (fixed.log, torch.log),
+    "log1p": (fixed.log1p, torch.log1p),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_elementwise_functions_depend_on_values_alone(name: str) -> None:
+    fn, exact = FIXED[name]
     x = torch.rand(70001, generator=torch.Generator().manual_seed(3)) * 0.9 + 1e-4
-    whole = in_pieces(fn, x)
-    torch.testing.assert_close(whole, fn(x))
-    for start, size in [(0, 1), (3, 17), (32760, 40), (5, 4096), (69999, 2), (1, 65536)]:
-        assert torch.equal(in_pieces(fn, x[start : start + size]), whole[start : start + size])
-    assert torch.equal(in_pieces(fn, x[:60000].view(100, 600).T), whole[:60000].view(100, 600).T)
+    whole = fn(x)
+    torch.testing.assert_close(whole.double(), exact(x.double()), rtol=5e-7, atol=1e-7)
+    for start, size in [(0, 1), (3, 17), (32760, 40), (5, 4096), (69999, 2), (1, 65536), *((n, n) for n in range(70))]:
+        assert torch.equal(fn(x[start : start + size]), whole[start : start + size])
+    assert torch.equal(fn(x[:60000].view(100, 600).T), whole[:60000].view(100, 600).T)
 
 
 def run_one(logits: list[float], real: list[float], whole: list[int], prepare=None, num_top: int = 0) -> tuple:

@@ -311,7 +311,7 @@ def kept_here(x: torch.Tensor, **columns: float) -> torch.Tensor:
     whole[:, Whole.TOP_K] = int(columns.pop("top_k", 0))
     for name, value in columns.items():
         real[:, Real[name.upper()]] = value
-    return _filter(x - x.amax(-1, keepdim=True), real, whole) > -torch.inf
+    return _filter(x, x.amax(-1, keepdim=True), real, whole) > -torch.inf
 
 
 @pytest.mark.parametrize("vocab", [50, 1000])

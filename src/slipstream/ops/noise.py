@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.ops.fixed import in_pieces
+from slipstream.ops.fixed import log, log1p
 
 MASK = 0xFFFFFFFF
 FIRST = 0x21F0AAAD
@@ -37,10 +37,9 @@ def token_hash(key0: torch.Tensor, key1: torch.Tensor, tokens: torch.Tensor) -> 
 
 
 def gumbel_of_hash(hashed: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel values, float32, of 32-bit hashes in a float32 or int64 tensor."""
-    uniform = ((hashed.to(torch.float32) + 0.5) * UNIT).clamp_(max=LARGEST_UNIFORM)
-    exponential = in_pieces(torch.log1p, uniform.neg_()).neg_()
-    return in_pieces(torch.log, exponential).neg_()
+    """Standard Gumbel values, float32, of 32-bit hashes (int64)."""
+    uniform = ((hashed.to(torch.float32) + 0.5) * UNIT).clamp(max=LARGEST_UNIFORM)
+    return -log(-log1p(-uniform))
 
 
 def gumbel(key0: torch.Tensor, key1: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

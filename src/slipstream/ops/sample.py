@@ -2,7 +2,8 @@
 
 The order of the rules is vLLM's: masks (allowed, grammar, banned), bias, penalties, temperature, top-k, top-p, min-p,
 typical-p; each filter sees the distribution that the one before has left. Filters are thresholds on values: what equals
-the value at the border is kept with it, so no order of sorting matters. Probabilities are summed as whole numbers
+the value at the border is kept with it, so no order of sorting matters. (Top-k compares logits before they are divided
+by the temperature, which leaves their order as it is.) Probabilities are summed as whole numbers
 (`slipstream.ops.fixed`), so no order of summing does either. The draw is argmax(logit / temperature + Gumbel noise).
 
 This is the reference. No shape and no branch depends on data, so a compiler can lower it for any chip.
@@ -14,7 +15,7 @@ from enum import IntEnum
 
 import torch
 
-from slipstream.ops.fixed import ONE, in_pieces, log_sum_exp, weights_of
+from slipstream.ops.fixed import ONE, exp, log_sum_exp, weights_of
 from slipstream.ops.noise import gumbel
 from slipstream.ops.registry import define
 
@@ -112,8 +113,7 @@ def sample(
     best = x.amax(-1, keepdim=True)
     possible = best > -INFINITY
     temperature = reals[:, Real.TEMPERATURE, None]
-    logit = (x - torch.where(possible, best, 0.0)) / torch.where(temperature > 0, temperature, 1.0)
-    logit = _filter(logit, reals, wholes)
+    logit = _filter(x, torch.where(possible, best, 0.0), reals, wholes)
     ids = torch.arange(logits.shape[1], device=logits.device)
     noise = gumbel(wholes[:, Whole.KEY0, None], wholes[:, Whole.KEY1, None], ids)
     drawn = torch.where(temperature > 0, logit + noise, x).argmax(-1)
@@ -167,32 +167,34 @@ def _penalise(x: torch.Tensor, reals: torch.Tensor, penalised: torch.Tensor) -> 
     return flat.scatter(0, slots, new)[:-1].view(x.shape)
 
 
-def _filter(logit: torch.Tensor, reals: torch.Tensor, wholes: torch.Tensor) -> torch.Tensor:
-    """Set what the filters drop to -inf. `logit` [R, V] is at most 0 in each row."""
-    vocab = logit.shape[1]
-    ordered = logit.sort(-1, descending=True).values
+def _filter(x: torch.Tensor, best: torch.Tensor, reals: torch.Tensor, wholes: torch.Tensor) -> torch.Tensor:
+    """(x - best) / temperature [R, V], -inf where a filter drops the token. `best` [R, 1] is each row's largest."""
+    vocab = x.shape[1]
+    ordered = x.sort(-1, descending=True).values
     top_k = wholes[:, Whole.TOP_K, None]
     top_k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
     border = ordered.gather(-1, top_k - 1)
-    logit = torch.where(logit >= border, logit, -INFINITY)
-    ordered = torch.where(ordered >= border, ordered, -INFINITY)
+    temperature = reals[:, Real.TEMPERATURE, None]
+    temperature = torch.where(temperature > 0, temperature, 1.0)
+    logit = (torch.where(x >= border, x, -INFINITY) - best) / temperature
+    ordered = (torch.where(ordered >= border, ordered, -INFINITY) - best) / temperature
 
     top_p = reals[:, Real.TOP_P, None]
-    border = border_of_share(ordered, weights_of(ordered), top_p)
+    border = _border_of_share(ordered, weights_of(ordered), top_p)
     logit = torch.where((logit >= border) | (top_p >= 1), logit, -INFINITY)
 
-    likely = in_pieces(torch.exp, logit) >= reals[:, Real.MIN_P, None]
+    likely = exp(logit) >= reals[:, Real.MIN_P, None]
     logit = torch.where(likely, logit, -INFINITY)
 
     typical_p = reals[:, Real.TYPICAL_P, None]
     weights = weights_of(logit)
-    distance = distance_from_entropy(logit, weights)
+    distance = _distance_from_entropy(logit, weights)
     nearest = distance.sort(-1)
-    border = border_of_share(nearest.values, weights.gather(-1, nearest.indices), typical_p)
+    border = _border_of_share(nearest.values, weights.gather(-1, nearest.indices), typical_p)
     return torch.where((distance <= border) | (typical_p >= 1), logit, -INFINITY)
 
 
-def border_of_share(values: torch.Tensor, weights: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+def _border_of_share(values: torch.Tensor, weights: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
     """The first of `values` [..., V] at which the running sum of `weights` reaches `share` [..., 1] of their total."""
     running = weights.cumsum(-1)
     wanted = (running[..., -1:].to(torch.float32) * share).to(torch.int64)
@@ -200,13 +202,13 @@ def border_of_share(values: torch.Tensor, weights: torch.Tensor, share: torch.Te
     return values.gather(-1, index)
 
 
-def distance_from_entropy(logit: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _distance_from_entropy(logit: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """|-log p - entropy| of each token, p proportional to exp(logit); +inf where logit is -inf.
 
     Typical sampling: Meister et al., 2022. The normaliser cancels: the distance is that of -logit from its mean.
     """
     surprise = -logit
-    parts = torch.where(weights > 0, in_pieces(torch.exp, logit) * surprise, 0.0)
+    parts = torch.where(weights > 0, exp(logit) * surprise, 0.0)
     moment = (parts * ONE).to(torch.int64).sum(-1, keepdim=True)
     mean = moment.to(torch.float32) / weights.sum(-1, keepdim=True).to(torch.float32)
     return (surprise - mean).abs()

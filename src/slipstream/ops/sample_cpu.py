@@ -1,6 +1,7 @@
 """`slipstream::sample` on a CPU: row by row, and of each row only what it asked for.
 
 The results are the reference's. Every row is worked on alone, so nothing of it depends on the others or on its place.
+Written in numpy, which computes the same float32 and works in one thread with little to pay per call.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import math
 import numpy as np
 import torch
 
-from slipstream.ops.fixed import LANES, in_pieces, log_sum_exp, weights_of
-from slipstream.ops.noise import FIRST, SECOND, UNIT, gumbel_of_hash
+from slipstream.ops.fixed import ONE
+from slipstream.ops.noise import FIRST, LARGEST_UNIFORM, SECOND, UNIT
 from slipstream.ops.registry import implement
-from slipstream.ops.sample import LARGEST, Real, SampleResult, Whole, distance_from_entropy
+from slipstream.ops.sample import LARGEST, Real, SampleResult, Whole
 
-HEAD = 1024
-"""Most likely tokens among which the border of top-p is looked for before everything is sorted."""
+GROUPS = 512
+"""Groups into which a row is divided to find its largest values."""
+HEAD = 256
+"""About how many of the most likely tokens are searched for the border of top-p before everything is sorted."""
 UNLIKELY = 8.0
 """How far below the best a scaled logit must be for the token to be passed over unless its hash is exceptional."""
 SLACK = 0.01
@@ -127,8 +130,7 @@ def _draw(raw: np.ndarray, x: np.ndarray, whole: list[int], real: np.ndarray) ->
         return -1
     if not real[Real.TEMPERATURE] > 0:
         return likeliest
-    logit = (x - best) / real[Real.TEMPERATURE]
-    ids, logit = _filter(logit, whole, real)
+    ids, logit = _filter(x, best, whole, real)
     if ids is None:
         return _draw_from_all(logit, likeliest, whole)
     if len(ids) == 1:
@@ -169,18 +171,18 @@ def _hash(ids: np.ndarray, whole: list[int]) -> np.ndarray:
 
 
 def _scores(logit: np.ndarray, hashed: np.ndarray) -> np.ndarray:
-    """Logits plus noise, float32."""
-    size = len(hashed)
-    padded = np.zeros(size + -size % LANES, np.float32)  # what `in_pieces` would do twice
-    padded[:size] = hashed
-    noise: np.ndarray = gumbel_of_hash(torch.from_numpy(padded)).numpy()
-    scores: np.ndarray = logit + noise[:size]
+    """Logits plus `slipstream.ops.noise.gumbel_of_hash`, float32."""
+    uniform = np.minimum((hashed.astype(np.float32) + np.float32(0.5)) * np.float32(UNIT), np.float32(LARGEST_UNIFORM))
+    scores: np.ndarray = logit - np.log(-np.log1p(-uniform))
     return scores
 
 
-def _filter(logit: np.ndarray, whole: list[int], real: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
-    """The ids that the filters leave, ascending (None: all), and their logits."""
-    ids: np.ndarray | None = None
+def _filter(
+    x: np.ndarray, best: np.float32, whole: list[int], real: np.ndarray
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """The ids that the filters leave, ascending (None: all), and their (x - best) / temperature."""
+    ids = _most_likely(x, whole[Whole.TOP_K]) if 0 < whole[Whole.TOP_K] < len(x) else None
+    logit = ((x if ids is None else x[ids]) - best) / real[Real.TEMPERATURE]
 
     def keep(kept: np.ndarray) -> None:
         nonlocal ids, logit
@@ -188,20 +190,33 @@ def _filter(logit: np.ndarray, whole: list[int], real: np.ndarray) -> tuple[np.n
         ids = places if ids is None else ids[places]
         logit = logit[places]
 
-    top_k = whole[Whole.TOP_K]
-    if 0 < top_k < len(logit):
-        keep(logit >= np.partition(logit, len(logit) - top_k)[-top_k])
     if real[Real.TOP_P] < 1:
         keep(logit >= _border_of_top_p(logit, real[Real.TOP_P]))
     if real[Real.MIN_P] > 0:
-        keep(in_pieces(torch.exp, torch.from_numpy(logit)).numpy() >= real[Real.MIN_P])
+        keep(np.exp(logit) >= real[Real.MIN_P])
     if real[Real.TYPICAL_P] < 1:
-        weights = weights_of(torch.from_numpy(logit))
-        distance = distance_from_entropy(torch.from_numpy(logit), weights).numpy()
+        weights = _weights(logit)
+        distance = _distance_from_entropy(logit, weights)
         order = distance.argsort()
-        running = weights.numpy()[order].cumsum()
+        running = weights[order].cumsum()
         keep(distance <= distance[order[_reaches(running, running[-1], real[Real.TYPICAL_P])]])
     return ids, logit
+
+
+def _weights(logit: np.ndarray) -> np.ndarray:
+    """`slipstream.ops.fixed.weights_of`, int64."""
+    weights: np.ndarray = (np.exp(logit) * np.float32(ONE)).astype(np.int64)
+    return weights
+
+
+def _distance_from_entropy(logit: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """As in `slipstream.ops.sample`."""
+    surprise = -logit
+    heavy = weights > 0
+    parts = np.exp(logit[heavy]) * surprise[heavy]
+    moment = (parts * np.float32(ONE)).astype(np.int64).sum()
+    distance: np.ndarray = np.abs(surprise - moment.astype(np.float32) / weights.sum().astype(np.float32))
+    return distance
 
 
 def _reaches(running: np.ndarray, total: np.int64, share: np.float32) -> int:
@@ -210,16 +225,39 @@ def _reaches(running: np.ndarray, total: np.int64, share: np.float32) -> int:
     return min(int(np.searchsorted(running, wanted)), len(running) - int(running[-1] >= total))
 
 
+def _reached_by(x: np.ndarray, count: int) -> np.float32:
+    """A value that at least `count` of `x` reach, and not many more if they are spread evenly.
+
+    That of `count` groups' maxima; a quicker look at `x` than to select from all of it.
+    """
+    deep = len(x) // GROUPS
+    maxima = x[: deep * GROUPS].reshape(deep, GROUPS).max(axis=0)
+    reached: np.float32 = np.partition(maxima, GROUPS - count)[GROUPS - count]
+    return reached
+
+
+def _most_likely(x: np.ndarray, count: int) -> np.ndarray:
+    """The ids of the `count` largest of `x` and of those equal to the last of them, ascending."""
+    ids: np.ndarray
+    if len(x) < 4 * GROUPS or count > HEAD:
+        ids = np.flatnonzero(x >= np.partition(x, len(x) - count)[len(x) - count])
+        return ids
+    ids = np.flatnonzero(x >= _reached_by(x, count))
+    some = x[ids]
+    ids = ids[some >= np.partition(some, len(some) - count)[len(some) - count]]
+    return ids
+
+
 def _border_of_top_p(logit: np.ndarray, share: np.float32) -> np.float32:
     """The logit of the least likely token to keep."""
     total: np.int64 | None = None
     head = logit
-    if len(logit) > 2 * HEAD:
-        total = weights_of(torch.from_numpy(logit)).numpy().sum()
-        head = np.partition(logit, len(logit) - HEAD)[-HEAD:]
+    if len(logit) >= 4 * GROUPS:
+        total = _weights(logit).sum()
+        head = logit[logit >= _reached_by(logit, HEAD)]
     for likeliest in (head, logit):
         ordered = np.sort(likeliest)[::-1].copy()
-        running = weights_of(torch.from_numpy(ordered)).numpy().cumsum()
+        running = _weights(ordered).cumsum()
         place = _reaches(running, running[-1] if total is None else total, share)
         if place < len(ordered):
             border: np.float32 = ordered[place]
@@ -232,12 +270,11 @@ def _report(raw: np.ndarray, token: int, top: int) -> tuple[np.float32, np.ndarr
     highest = raw.max()
     if token < 0 or not np.isfinite(highest):
         return None
-    shifted = torch.from_numpy(raw - highest)
-    log_total = log_sum_exp(weights_of(shifted).sum(-1, keepdim=True)).numpy()[0]
+    log_total = np.float32(math.log(_weights(raw - highest).sum().astype(np.float32) / ONE))
     value = raw[token]
     rank = 1 + int(np.count_nonzero(raw > value))
     ids = np.empty(0, np.int64)
     if top:
-        ids = np.flatnonzero(raw >= np.partition(raw, len(raw) - top)[-top])
+        ids = _most_likely(raw, top)
         ids = ids[np.argsort(-raw[ids], kind="stable")][:top]
     return (value - highest) - log_total, ids, (raw[ids] - highest) - log_total, rank
