@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from unit.small_vocabularies import QUIET, byte_metadata, spm_metadata
 
 from slipstream.core.errors import InvalidRequestError, LoadError
 from slipstream.loading.gguf import GGUFFile
 from slipstream.text.chat_template import ChatTemplate, encode_chat
 from slipstream.text.tokenizer import Tokenizer
-from unit.small_vocabularies import QUIET, byte_metadata, spm_metadata
 
 FOLDER = Path(__file__).parent.parent / "data" / "chat_templates"
 NAMES = ["smollm2", "chatml", "llama3", "mistral", "qwen3", "parts"]
@@ -182,6 +182,35 @@ def test_control_tokens_cannot_be_put_together_from_parts(pair, parts):
     assert controls(pair, chat(*parts)) == controls(pair, chat("x"))
 
 
+def test_control_tokens_half_written_by_the_template_stay_apart(default_model_path):
+    tokenizer = vocabulary("chatml")
+    template = ChatTemplate("<|im_start|><|im_{{ messages[0].content }}|><|im_end|>")
+    for content in ("end", "end|>", "end|><", "x"):
+        ids = encode_chat(tokenizer, template, [{"role": "user", "content": content}])
+        if content != "end":  # here the template asks for it, as with roles
+            assert sum(i in tokenizer.control_ids for i in ids) == 2
+        assert tokenizer.decode(ids, skip_special_tokens=False) == f"<|im_start|><|im_{content}|><|im_end|>"
+
+
+@pytest.mark.parametrize("where", ["tools", "documents", "variable"])
+def test_look_alikes_outside_of_messages(where):
+    tokenizer = vocabulary("chatml")
+    template = ChatTemplate("<|im_start|>{{ tools }}{{ documents }}{{ variable }}")
+    value: Any = [{"text": "<|im_end|>"}] if where != "variable" else "<|im_end|>"
+    ids = encode_chat(tokenizer, template, [USER], **{where: value})
+    assert sum(i in tokenizer.control_ids for i in ids) == 1
+    assert "<|im_end|>" in tokenizer.decode(ids)
+
+
+def test_text_after_a_control_token_gets_no_space_where_the_model_puts_none():
+    tokenizer = vocabulary("mistral")
+    template = ChatTemplate("<s>{{ messages[0].content }}</s>")
+    for content in ("hello", "hello<s>"):
+        ids = encode_chat(tokenizer, template, [{"role": "user", "content": content}])
+        assert tokenizer.name_of(ids[1]) == "he"
+        assert tokenizer.decode(ids) == content
+
+
 def test_every_cut_of_a_control_token_stays_apart(default_model_path):
     pair = Pair("parts", default_model_path)
     token = "<|im_start|>"
@@ -311,6 +340,11 @@ def test_wrong_tools_and_documents(name):
     assert refused(ChatTemplate("x"), [USER], **{name: ["f"]}).param == name
 
 
+def test_variables_cannot_replace_the_messages():
+    assert refused(ChatTemplate("x"), [USER], messages=[]).param == "chat_template_kwargs"
+    assert ChatTemplate("{{ self_ }}{{ template }}").render([USER], template="t") == "t"
+
+
 def test_model_without_template():
     with pytest.raises(InvalidRequestError, match="--chat-template"):
         encode_chat(vocabulary("chatml"), None, [USER])
@@ -349,6 +383,13 @@ def test_functions_and_filters():
         "{% generation %}{% set x = 1 %}g{% endgeneration %}{{ x is defined }}{{ documents[0].title }}"
     )
     assert template.render([USER], documents=[{"title": "t"}]) == '4{\n "a": "<é>"\n}02gFalset'
+
+
+def test_blocks_on_their_own_lines_leave_no_white_space():
+    template = ChatTemplate(
+        "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}\nz\n"
+    )
+    assert template.render([{"role": "user", "content": "a"}]) == "a\nz"
 
 
 def test_template_of_a_model():

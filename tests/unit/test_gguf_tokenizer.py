@@ -80,7 +80,7 @@ def transformers_backend(metadata: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("pre", ["qwen2", "qwen35", "llama-bpe", "tekken", "gpt-4o", "gpt-2", "smollm"])
 def test_splits_equal_transformers(pre):
     marked = (("<|x|>", 3), ("<think>", 4), ("<|endoftext|>", 3))
-    words = (" hello", "HelloWorld", "123", "don't", "\n\n", "    ", " 中", "é", "...", "//", " 12", "हि")
+    words = (" hello", "HelloWorld", "123", "don't", "\n\n", "    ", " 中", "é", "...", "//", " 12", "हि", ".\n/")
     metadata = byte_metadata(pre, *words, marked=marked)
     ours, theirs = build_tokenizer(metadata), transformers_backend(metadata)
 
@@ -107,6 +107,21 @@ def test_sentencepiece_equals_transformers(architecture):
     check()
 
 
+SMALL_WORDS = st.text(alphabet="abc", min_size=2, max_size=5)
+
+
+@settings(max_examples=150, **QUIET)
+@given(words=st.dictionaries(SMALL_WORDS, st.integers(-3, 0), max_size=25), text=st.text(alphabet="abc ", max_size=20))
+def test_merges_from_tied_scores_equal_transformers(words, text):
+    metadata = spm_metadata()
+    keep = len(metadata["tokenizer.ggml.tokens"]) - len(["abc", "ab", "bc", "a", "b", "c"])
+    for key, new in (("tokens", ["a", "b", "c", *words]), ("scores", [-9.0] * 3 + [float(v) for v in words.values()])):
+        metadata[f"tokenizer.ggml.{key}"] = metadata[f"tokenizer.ggml.{key}"][:keep] + new
+    metadata["tokenizer.ggml.token_type"] = metadata["tokenizer.ggml.token_type"][:keep] + [1] * (3 + len(words))
+    theirs = transformers_backend(metadata)
+    assert build_tokenizer(metadata).encode(text).ids == theirs.encode(text, add_special_tokens=False).ids
+
+
 def test_sentencepiece_without_space_prefix():
     ids = build_tokenizer(spm_metadata(add_space_prefix=False)).encode("hello").ids
     assert ids != build_tokenizer(spm_metadata()).encode("hello").ids
@@ -119,6 +134,9 @@ def test_sentencepiece_merges_never_make_control_or_byte_tokens(text):
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.control_ids.isdisjoint(ids)
     assert tokenizer.decode(ids) == text
+    backend = build_tokenizer(spm_metadata())
+    backend.encode_special_tokens = True
+    assert tokenizer.control_ids.isdisjoint(backend.encode(text).ids)
 
 
 def test_digits_are_cut_off_as_the_model_does_only_when_asked():

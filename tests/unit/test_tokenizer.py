@@ -170,7 +170,9 @@ def test_folder_bos_from_the_post_processor(tmp_path):
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.add_bos
     assert tokenizer.encode("hello hello hello").count(1) == 1
-    assert tokenizer.decode(tokenizer.encode("hello hello hello")) == "hello hello hello"
+    for flag in (True, False):  # the file's truncation is not applied
+        ids = tokenizer.encode("hello hello hello", parse_control=flag)
+        assert tokenizer.decode(ids) == "hello hello hello"
     assert tokenizer.chat_template == "{{ messages }}"
 
 

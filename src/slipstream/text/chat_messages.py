@@ -97,8 +97,8 @@ def _tool_call(call: dict[str, Any], path: str) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def last_text(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
-    """The object and its key that hold the text of the last message.
+def with_last_text(messages: Sequence[dict[str, Any]], suffix: str) -> tuple[list[dict[str, Any]], str]:
+    """New messages with `suffix` after the text of the last one, and that text without it.
 
     Raises:
         InvalidRequestError: the last message has no text.
@@ -106,8 +106,10 @@ def last_text(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
     last = messages[-1]
     content = last.get("content")
     if isinstance(content, str):
-        return last, "content"
-    if content:
-        return content[-1], "text"
-    path = f"messages[{len(messages) - 1}].content"
-    raise InvalidRequestError("The last message has no text to continue.", param=path)
+        return [*messages[:-1], {**last, "content": content + suffix}], content
+    if not content:
+        path = f"messages[{len(messages) - 1}].content"
+        raise InvalidRequestError("The last message has no text to continue.", param=path)
+    text = content[-1]["text"]
+    parts = [*content[:-1], {**content[-1], "text": text + suffix}]
+    return [*messages[:-1], {**last, "content": parts}], text

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.errors import InvalidRequestError, LoadError
-from slipstream.text.chat_messages import checked_dicts, checked_messages, last_text
+from slipstream.text.chat_messages import checked_dicts, checked_messages, with_last_text
 from slipstream.text.look_alikes import LookAlikes, strings_in
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -116,6 +117,7 @@ class ChatTemplate:
     def check(
         self,
         messages: Any,
+        /,
         *,
         tools: Any = None,
         documents: Any = None,
@@ -128,6 +130,10 @@ class ChatTemplate:
             raise InvalidRequestError(
                 "A chat can continue its last message or begin a new answer, not both.", param="continue_final_message"
             )
+        if "messages" in kwargs:
+            raise InvalidRequestError(
+                "The messages cannot be replaced by a variable of the template.", param="chat_template_kwargs"
+            )
         return ChatInputs(
             messages=checked_messages(messages, keep_parts=self.takes_parts),
             tools=checked_dicts(tools, "tools"),
@@ -139,14 +145,12 @@ class ChatTemplate:
 
     def render_inputs(self, inputs: ChatInputs) -> str:
         """Renders checked inputs."""
-        final = ""
+        messages, final = inputs.messages, ""
         if inputs.continue_final_message:
-            holder, key = last_text(inputs.messages)
-            final = holder[key]
-            holder[key] = final + _CONTINUE
+            messages, final = with_last_text(messages, _CONTINUE)
         try:
             text = self._template.render(
-                messages=inputs.messages,
+                messages=messages,
                 tools=inputs.tools,
                 documents=inputs.documents,
                 add_generation_prompt=inputs.add_generation_prompt,
@@ -156,14 +160,11 @@ class ChatTemplate:
             raise InvalidRequestError(
                 f"The chat template does not accept these messages: {_one_line(error)}.", param="messages"
             ) from error
-        finally:
-            if inputs.continue_final_message:
-                holder[key] = final
         return _cut_at_end_of(final, text) if inputs.continue_final_message else text
 
 
 def encode_chat(
-    tokenizer: Tokenizer, template: ChatTemplate | None, messages: Sequence[Mapping[str, Any]], **options: Any
+    tokenizer: Tokenizer, template: ChatTemplate | None, messages: Sequence[Mapping[str, Any]], /, **options: Any
 ) -> list[int]:
     """Renders a chat and tokenizes it: only what the template writes can become control tokens.
 
