@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doubles.small_vocabularies import QUIET, TEXTS, byte_metadata, spm_metadata
 from slipstream.loading.gguf import GGUFFile
 from slipstream.text.detokenizer import Detokenizer
 from slipstream.text.tokenizer import Tokenizer
-from unit.small_vocabularies import QUIET, TEXTS, byte_metadata, spm_metadata
 
 GAP = "\N{REPLACEMENT CHARACTER}"
 CUTS = st.lists(st.integers(0, 60), max_size=10)

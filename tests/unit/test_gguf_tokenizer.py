@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doubles.small_vocabularies import PIECES, QUIET, SPM_TEXTS, TEXTS, byte_metadata, spm_metadata
 from slipstream.core.errors import LoadError
 from slipstream.loading.gguf import GGUFFile
 from slipstream.text.gguf_tokenizer import build_tokenizer
 from slipstream.text.pre_tokenizers import PRE_TOKENIZERS
 from slipstream.text.tokenizer import Tokenizer
-from unit.small_vocabularies import PIECES, QUIET, SPM_TEXTS, TEXTS, byte_metadata, spm_metadata
 
 
 @pytest.fixture(scope="module")

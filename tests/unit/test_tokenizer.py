@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
+from doubles.small_vocabularies import QUIET, SPM_TEXTS, TEXTS, byte_metadata, spm_metadata
 from slipstream.core.errors import InvalidRequestError, LoadError
 from slipstream.loading.gguf import GGUFFile
 from slipstream.text.gguf_tokenizer import build_tokenizer
 from slipstream.text.tokenizer import Tokenizer
-from unit.small_vocabularies import QUIET, SPM_TEXTS, TEXTS, byte_metadata, spm_metadata
 
 # SmolLM2's vocabulary has no tokens for these bytes: control characters, and planes 4 to 11 of Unicode.
 MISSING_BYTES = {0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2}
