@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from unit.small_vocabularies import QUIET, byte_metadata, spm_metadata
 
+from doubles.small_vocabularies import QUIET, byte_metadata, spm_metadata
 from slipstream.core.errors import InvalidRequestError, LoadError
 from slipstream.loading.gguf import GGUFFile
 from slipstream.text.chat_template import ChatTemplate, encode_chat
@@ -341,8 +341,13 @@ def test_wrong_tools_and_documents(name):
 
 
 def test_variables_cannot_replace_the_messages():
-    assert refused(ChatTemplate("x"), [USER], messages=[]).param == "chat_template_kwargs"
-    assert ChatTemplate("{{ self_ }}{{ template }}").render([USER], template="t") == "t"
+    variables = {"messages": [], "template": "t"}
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatTemplate("x").render([USER], **variables)
+    assert caught.value.param == "chat_template_kwargs"
+    del variables["messages"]
+    tokenizer = vocabulary("chatml")
+    assert tokenizer.decode(encode_chat(tokenizer, ChatTemplate("{{ template }}"), [USER], **variables)) == "t"
 
 
 def test_model_without_template():
