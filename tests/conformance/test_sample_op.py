@@ -307,3 +307,27 @@ def test_the_reference_has_no_branch_on_data() -> None:
     logits, arguments = every_rule(64)
     with FakeTensorMode() as mode:
         REFERENCE(*[mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in (logits, *arguments)])
+
+
+def test_the_shortcuts_of_the_cpu_version_change_nothing() -> None:
+    """Large rows in which unlikely tokens often win, and in which the border of top-p lies near and far down."""
+    vocab = 3000
+    few, many = np.full(vocab, -8.05, np.float32), np.zeros(vocab, np.float32)
+    few[1234] = 0.0
+    many += np.random.default_rng(1).normal(size=vocab).astype(np.float32) * 0.5
+    clustered = np.sort(many * 8)
+    options = [({}, {}), ({"top_p": 0.7}, {}), ({"top_p": 0.01}, {}), ({"top_p": 0.9, "typical_p": 0.5}, {})]
+    options += [({}, {"top_k": k}) for k in (1, 3, 255, 256, 257, 2900)]
+    batch = SamplingBatch(vocab)
+    rows = []
+    for number in range(600):
+        option, whole = options[number % len(options)]
+        key = (number * 2654435761 % 2**32, number)
+        batch.add_row(reals(temperature=1.0, **option), wholes(wants_logprobs=1, **whole), key=key, num_top=20)
+        rows.append((few, many, clustered)[number % 3])
+    logits = torch.from_numpy(np.stack(rows))
+    ours = sample(logits, *batch.tensors())
+    assert_agree(ours, REFERENCE(logits, *batch.tensors()))
+    plain = [int(token) for number, token in enumerate(ours[0]) if number % 30 == 0]
+    assert any(token != 1234 for token in plain)
+    assert any(token == 1234 for token in plain)
