@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from doubles.small_vocabularies import PIECES, QUIET, SPM_TEXTS, TEXTS, byte_metadata, spm_metadata
@@ -112,6 +112,7 @@ SMALL_WORDS = st.text(alphabet="abc", min_size=2, max_size=5)
 
 @settings(max_examples=150, **QUIET)
 @given(words=st.dictionaries(SMALL_WORDS, st.integers(-3, 0), max_size=25), text=st.text(alphabet="abc ", max_size=20))
+@example(words={"ba": -1, "abba": 0, "bbb": 0, "baba": -1, "aba": -1, "bb": -1}, text=" ababa")
 def test_merges_from_tied_scores_equal_transformers(words, text):
     metadata = spm_metadata()
     keep = len(metadata["tokenizer.ggml.tokens"]) - len(["abc", "ab", "bc", "a", "b", "c"])
