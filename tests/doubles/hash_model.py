@@ -1,7 +1,7 @@
 """A model whose cache slot holds a hash of the tokens up to it, and whose logits are a hash of what it reads back.
 
-Any wrong page, slot, rollback or position changes the tokens, at thousands of steps a second. The hash has 44 bits, kept as
-two 22-bit halves in the key and the value of an ordinary paged cache (float32 holds 24 bits exactly).
+Any wrong page, slot, rollback or position changes the tokens, at thousands of steps a second. The hash has 44 bits,
+kept as two 22-bit halves in the key and the value of an ordinary paged cache (float32 holds 24 bits exactly).
 """
 
 from __future__ import annotations

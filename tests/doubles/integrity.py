@@ -23,7 +23,7 @@ def check_integrity(engine: Engine) -> None:
         assert sequence.state is State.RUNNING
         pages = sequence.pages
         assert sequence.computed <= pages.num_pages * cache.page_size
-        assert 0 < sequence.remaining or sequence.request.max_tokens == 0
+        assert sequence.remaining > 0 or sequence.request.max_tokens == 0
         for index in range(pages.start, pages.num_pages):
             if index < len(pages.nodes):
                 node = pages.nodes[index]

@@ -1,7 +1,7 @@
 """What the engine must answer, computed token by token in float64 without cache, batches or the engine's code.
 
-It follows the answer given: at each token it computes the score of every token from scratch and demands that the one taken
-has the highest score (within rounding), and that the answer ends exactly where the rules say.
+It follows the answer given: at each token it computes the score of every token from scratch and demands that the one
+taken has the highest score (within rounding), and that the answer ends exactly where the rules say.
 """
 
 from __future__ import annotations
@@ -72,9 +72,7 @@ def scores(logits: np.ndarray, request: Request, output: list[int], choice: int,
     return x + noise(request.seed, choice, len(request.prompt_ids) + len(output), len(x))
 
 
-def check_choice(
-    request: Request, choice: CompletionOutput, logits: Logits, eos: frozenset[int] = frozenset()
-) -> None:
+def check_choice(request: Request, choice: CompletionOutput, logits: Logits, eos: frozenset[int] = frozenset()) -> None:
     """Every token is the best one given those before, and the answer ends where and why it must."""
     output: list[int] = []
     params = request.params

@@ -13,7 +13,7 @@ from slipstream.core.sampling_params import SamplingParams
 
 WRONG: list[tuple[str, Any]] = [
     *[("n", value) for value in (0, -1, 129, 1.0, True, "1", None)],
-    *[("max_tokens", value) for value in (0, -5, 1.5, False, "7")],
+    *[("max_tokens", value) for value in (-1, -5, 1.5, False, "7")],
     *[("min_tokens", value) for value in (-1, 0.0, True, None)],
     *[("seed", value) for value in (2**64, -(2**63) - 1, 1.0, True, "1")],
     *[("temperature", value) for value in (-0.1, math.nan, math.inf, True, "1", None, 10**400)],

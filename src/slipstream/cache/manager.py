@@ -31,6 +31,11 @@ class SequencePages:
     def table(self) -> Int32Array:
         return self._table[: self.num_pages]
 
+    @property
+    def num_held(self) -> int:
+        """Pages that were not freed behind the window."""
+        return self.num_pages - self.start
+
     def append(self, page: int) -> None:
         if self.num_pages == len(self._table):
             self._table = np.concatenate((self._table, np.zeros_like(self._table)))

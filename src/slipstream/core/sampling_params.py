@@ -93,7 +93,7 @@ class SamplingParams:
     n: int = 1
     """Choices per request, 1 to 128."""
     max_tokens: int | None = None
-    """Tokens to generate at most, 1 or more; None: the room left in the context."""
+    """Tokens to generate at most, 0 or more (0: only the prompt is scored); None: the room left in the context."""
     seed: int | None = None
     """Any integer of 64 bits; a negative one means itself plus 2**64. None: the engine draws one and reports it."""
 
@@ -155,7 +155,7 @@ class SamplingParams:
     def _check_counts(self) -> None:
         self._set("n", _whole("n", self.n, 1, MAX_CHOICES, f"an integer from 1 to {MAX_CHOICES}"))
         if self.max_tokens is not None:
-            self._set("max_tokens", _whole("max_tokens", self.max_tokens, 1, None, "an integer of 1 or more"))
+            self._set("max_tokens", _whole("max_tokens", self.max_tokens, 0, None, "an integer of 0 or more"))
         self._set("min_tokens", _whole("min_tokens", self.min_tokens, 0, None, "an integer of 0 or more"))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _refuse("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)

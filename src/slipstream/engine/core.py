@@ -298,29 +298,35 @@ class Engine:
         request.metrics.last_token_time = now
         self.stats.output_tokens += 1
 
-        enough = sequence.num_output >= params.min_tokens
-        is_eos = token in self.eos_ids and not params.ignore_eos and enough
-        is_stop = token in params.stop_token_ids and enough
-        silent = (is_stop or is_eos) and not params.include_stop_str_in_output
-        text = "" if sequence.detokenizer is None or silent else sequence.detokenizer.push((token,))
+        finish, stop_reason = self._ended_by(sequence, token)
+        text = self._text(sequence, token, hidden=finish == "stop" and not params.include_stop_str_in_output)
         if sequence.stop_strings is not None and sequence.num_output > params.min_tokens:
             text, matched = sequence.stop_strings.push(text)
             if matched is not None:
-                delta.finish_reason, delta.stop_reason = "stop", matched
+                finish, stop_reason = "stop", matched
         delta.text += text
-        if delta.finish_reason is None:
-            if is_eos:
-                delta.finish_reason = "stop"
-            elif is_stop:
-                delta.finish_reason, delta.stop_reason = "stop", token
-            elif sequence.num_output >= request.max_tokens:
-                delta.finish_reason = "length"
+        delta.finish_reason, delta.stop_reason = finish, stop_reason
         if delta.finish_reason is None:
             update.deltas.append(delta)
             return
         if not isinstance(delta.stop_reason, str):
             delta.text += self._rest_of_text(sequence, delta)
         self._end(sequence, delta, update)
+
+    def _ended_by(self, sequence: Sequence, token: int) -> tuple[str | None, int | str | None]:
+        """Finish and stop reason if the token that was just added ends the sequence."""
+        params = sequence.request.params
+        if sequence.num_output >= params.min_tokens:
+            if token in self.eos_ids and not params.ignore_eos:
+                return "stop", None
+            if token in params.stop_token_ids:
+                return "stop", token
+        return ("length" if sequence.num_output >= sequence.request.max_tokens else None), None
+
+    @staticmethod
+    def _text(sequence: Sequence, token: int, *, hidden: bool) -> str:
+        """The text that a token completes; a token that only ends the answer is `hidden`."""
+        return "" if sequence.detokenizer is None or hidden else sequence.detokenizer.push((token,))
 
     @staticmethod
     def _rest_of_text(sequence: Sequence, delta: ChoiceDelta) -> str:

@@ -107,11 +107,9 @@ class Scheduler:
 
     def _start(self, sequence: Sequence) -> bool:
         """Admit a sequence if the pages of its whole length are to be had, besides what was promised to others."""
-        promised = sum(
-            max(0, self.cache.pages_for(len(other.tokens) + 1) - other.pages.num_pages) for other in self.running
-        )
+        promised = sum(max(0, self._pages_held(other) - other.pages.num_held) for other in self.running)
         found = 0 if sequence.wants_scores else self.cache.match(sequence.pages, sequence.tokens)
-        needed = self.cache.pages_for(len(sequence.tokens) + 1) - sequence.pages.num_pages
+        needed = self._pages_held(sequence) - sequence.pages.num_held
         if self.running and needed + promised > self.cache.num_available:
             self.cache.release(sequence.pages)
             return False
@@ -121,6 +119,13 @@ class Scheduler:
         sequence.state = State.RUNNING
         insort(self.running, sequence, key=_rank)
         return True
+
+    def _pages_held(self, sequence: Sequence) -> int:
+        """The most pages that a sequence holds at once until its next token: with a window, those that a chunk sees."""
+        pages = self.cache.pages_for(len(sequence.tokens) + 1)
+        if self.cache.window:
+            pages = min(pages, self.cache.pages_for(self.cache.window + self.max_rows) + 1)
+        return pages
 
     def _make_room(self, sequence: Sequence, rows: int) -> bool:
         """Get pages for the next `rows` rows, at the cost of worse-ranked sequences. -> False: preempted itself."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+
 from doubles.engines import Driver, check_idle, make_engine, make_inputs
 from doubles.scripted_model import ScriptedModel
 from doubles.small_vocabularies import byte_metadata
-from hypothesis import given, settings
-
 from slipstream.core.outputs import CompletionOutput
 from slipstream.core.sampling_params import SamplingParams
 from slipstream.text.tokenizer import Tokenizer
@@ -108,18 +107,22 @@ def is_unfinished(rest: bytes) -> bool:
     return False
 
 
-@settings(max_examples=400, deadline=None)
-@given(
-    script=scripts,
-    stop=stops,
-    include=st.booleans(),
-    skip=st.booleans(),
-    stop_ids=st.lists(st.integers(0, VOCAB - 1), max_size=2),
-    max_tokens=st.integers(1, 30),
+cases = st.fixed_dictionaries(
+    {
+        "script": scripts,
+        "stop": stops,
+        "include": st.booleans(),
+        "skip": st.booleans(),
+        "stop_ids": st.lists(st.integers(0, VOCAB - 1), max_size=2),
+        "max_tokens": st.integers(1, 30),
+    }
 )
-def test_streamed_text_is_the_whole_text(
+
+
+def check_streamed_text(
     script: list[int], stop: list[str], include: bool, skip: bool, stop_ids: list[int], max_tokens: int
 ) -> None:
+    """Pieces join to the whole text, which ends at the first stop string, token or limit."""
     params = SamplingParams(
         temperature=0,
         max_tokens=max_tokens,
@@ -139,14 +142,16 @@ def test_streamed_text_is_the_whole_text(
         assert all(s not in piece for s in stop) or include
 
 
-def test_text_is_sent_as_soon_as_it_is_certain() -> None:
+def check_text_is_prompt() -> None:
+    """Text leaves as soon as it is certain, and not before."""
     script = TOKENIZER.encode("hello world a")
     _, _, pieces = answer([*script, EOS], SamplingParams(temperature=0, max_tokens=40, stop=["wonder"]))
     assert pieces[0] == "hello"
     assert "".join(pieces) == "hello world a"
 
 
-def test_echo_puts_the_prompt_first() -> None:
+def check_echo() -> None:
+    """With `echo` every choice's text begins with the prompt, also one given as ids."""
     model = ScriptedModel(TOKENIZER.encode(" world"), start=1, vocab=VOCAB)
     engine = make_engine(model, eos_ids={EOS}, tokenizer=TOKENIZER)
     driver = Driver(engine)
@@ -158,7 +163,8 @@ def test_echo_puts_the_prompt_first() -> None:
         assert [choice.text for choice in driver.output(name).outputs] == ["hello world", "hello world"]
 
 
-def test_min_tokens_holds_back_stop_strings() -> None:
+def check_min_tokens_before_stop_strings() -> None:
+    """Stop strings count only after `min_tokens`."""
     script = TOKENIZER.encode("abababab")
     params = SamplingParams(temperature=0, max_tokens=8, min_tokens=4, stop=["ab"])
     choice, streamed, _ = answer(script, params)
