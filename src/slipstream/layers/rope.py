@@ -14,11 +14,21 @@ from slipstream.core.errors import LoadError
 
 KNOWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "factors")
 
+_POSITIVE = (
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+)
+"""Settings that must be numbers above 0 where they are given; null counts as not given."""
+
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """`theta`, the number of rotated dimensions, and the scaling as config.json gives it (`rope_type` and its numbers).
-    """
+    """`theta`, the number of rotated dimensions, and the scaling as config.json gives it: `rope_type`, its numbers."""
 
     theta: float
     dimensions: int
@@ -41,6 +51,25 @@ class RopeConfig:
         missing = [name for name in needed if self.scaling.get(name) is None]
         if missing:
             raise LoadError(f"rope scaling {self.kind!r} lacks {', '.join(missing)}")
+        if not self.theta > 1:
+            raise LoadError(f"rope_theta must be greater than 1, not {self.theta}")
+        if self.dimensions % 2:
+            raise LoadError(f"rotary embedding needs an even head width, not {self.dimensions}")
+        for name in (*_POSITIVE, "mscale", "mscale_all_dim"):
+            value = self.scaling.get(name)
+            if value is None or (value == 0 and name not in _POSITIVE):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise LoadError(f"rope scaling: {name} must be a number above 0, not {value!r}")
+        if self.kind == "llama3" and self.scaling["low_freq_factor"] >= self.scaling["high_freq_factor"]:
+            raise LoadError("rope scaling: low_freq_factor must be less than high_freq_factor")
+
+    @property
+    def longest(self) -> int:
+        """Positions that the scaling reaches: YaRN is often switched on without a larger `max_position_embeddings`."""
+        if self.kind != "yarn" or self.scaling.get("factor") is None:
+            return self.max_position
+        return max(self.max_position, int(self.scaling["factor"] * self.scaling["original_max_position_embeddings"]))
 
 
 def rope_frequencies(config: RopeConfig) -> tuple[Tensor, float]:

@@ -30,7 +30,25 @@ class ConfigReader:
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        return bool(self.values.get(name, default))
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise LoadError(f"config: {name} must be true or false, not {value!r}")
+        return value
+
+    def window(self, default: int = 4096) -> int:
+        """`sliding_window`: 0 where it is null (full attention); an absent field is what transformers takes it for."""
+        value = self.values.get("sliding_window", default)
+        return 0 if value is None else self.integer("sliding_window", default)
+
+    def layer_numbers(self, name: str) -> set[int]:
+        """A list of layer numbers; an absent field is empty."""
+        value = self.values.get(name)
+        if value is None:
+            return set()
+        if not isinstance(value, list) or not all(type(each) is int for each in value):
+            raise LoadError(f"config: {name} must be a list of layer numbers, not {value!r}")
+        return set(value)
 
     def expect(self, name: str, *allowed: Any) -> None:
         """Refuse a value that this family does not implement; an absent field is fine."""
@@ -41,10 +59,23 @@ class ConfigReader:
     def rope(self, head_dim: int, default_theta: float) -> RopeConfig:
         """Rope settings from `rope_parameters` (new layout) or `rope_theta` and `rope_scaling` (old layout)."""
         self.expect("partial_rotary_factor", 1, 1.0)
-        scaling = dict(self.values.get("rope_scaling") or {})
-        scaling.update(self.values.get("rope_parameters") or {})
-        theta = scaling.pop("rope_theta", None) or self.number("rope_theta", default_theta)
+        scaling = self._mapping("rope_scaling") | self._mapping("rope_parameters")
+        if nested := [name for name, value in scaling.items() if isinstance(value, dict)]:
+            raise LoadError(f"config: rope settings of their own for {', '.join(nested)} are not implemented")
+        inner = ConfigReader(scaling)
+        inner.expect("partial_rotary_factor", 1, 1.0)
+        theta = inner.number("rope_theta", self.number("rope_theta", default_theta))
         max_position = self.integer("max_position_embeddings")
         if scaling.get("rope_type", scaling.get("type")) in ("yarn", "llama3"):
+            original = self.values.get("original_max_position_embeddings")
+            if original is not None:  # where both are given, transformers takes the outer one
+                scaling["original_max_position_embeddings"] = original
             scaling.setdefault("original_max_position_embeddings", max_position)
-        return RopeConfig(float(theta), head_dim, max_position, scaling)
+        scaling.pop("rope_theta", None)
+        return RopeConfig(theta, head_dim, max_position, scaling)
+
+    def _mapping(self, name: str) -> dict[str, Any]:
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise LoadError(f"config: {name} must be an object, not {value!r}")
+        return dict(value or {})

@@ -98,7 +98,7 @@ class Decoder(CheckpointModel):
         super().__init__()
         self.config = config
         self.vocab_size = config.vocab
-        self.max_position = config.rope.max_position
+        self.max_position = config.rope.longest
         self.embed_tokens = Embedding(config.vocab, config.hidden)
         self.layers = nn.ModuleList(DecoderLayer(config, own) for own in config.layers)
         self.norm = RMSNorm(config.hidden, config.eps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slipstream.core.errors import LoadError
 from slipstream.models.config import ConfigReader
 from slipstream.models.decoder import Decoder, DecoderConfig, LayerConfig
 
@@ -14,6 +15,8 @@ def decoder_config(values: Mapping[str, Any], *, window: int = 0, default_theta:
     read = ConfigReader(values)
     read.expect("hidden_act", "silu")
     heads, hidden = read.integer("num_attention_heads"), read.integer("hidden_size")
+    if values.get("head_dim") is None and hidden % heads:
+        raise LoadError(f"config: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     head_dim = read.integer("head_dim", hidden // heads)
     bias = read.flag("attention_bias")
     return DecoderConfig(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slipstream.models.config import ConfigReader
 from slipstream.models.decoder import Decoder
 from slipstream.models.llama import decoder_config
 
 
 def build(values: Mapping[str, Any]) -> Decoder:
     """A Mistral model from its config.json; parameters are empty. `sliding_window: null` means full attention."""
-    return Decoder(decoder_config(values, window=values.get("sliding_window") or 0))
+    return Decoder(decoder_config(values, window=ConfigReader(values).window()))

@@ -16,12 +16,13 @@ def layer_windows(values: Mapping[str, Any]) -> list[int]:
     """The window of each layer: from `layer_types`, else from `use_sliding_window` and `max_window_layers`."""
     read = ConfigReader(values)
     count = read.integer("num_hidden_layers")
-    window = (values.get("sliding_window") or 0) if read.flag("use_sliding_window") else 0
+    window = read.window() if read.flag("use_sliding_window") else 0
     kinds = values.get("layer_types")
     if kinds is None:
-        first = values.get("max_window_layers", 28)
+        first = read.number("max_window_layers", 28)
         return [window if index >= first else 0 for index in range(count)]
-    if len(kinds) != count or not set(kinds) <= {"full_attention", "sliding_attention"}:
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in known for kind in kinds):
         raise LoadError(f"config: layer_types must name full_attention or sliding_attention for each of {count} layers")
     return [window if kind == "sliding_attention" else 0 for kind in kinds]
 

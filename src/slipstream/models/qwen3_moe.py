@@ -24,8 +24,8 @@ def build(values: Mapping[str, Any]) -> Decoder:
     if experts.top_k > experts.experts:
         raise LoadError(f"config: num_experts_per_tok {experts.top_k} is more than num_experts {experts.experts}")
     config = decoder_config(values)
-    window = (values.get("sliding_window") or 0) if read.flag("use_sliding_window") else 0
-    dense = set(values.get("mlp_only_layers") or ())
+    window = read.window() if read.flag("use_sliding_window") else 0
+    dense = read.layer_numbers("mlp_only_layers")
     step = read.integer("decoder_sparse_step", 1)
     layers = tuple(
         LayerConfig(window=window, experts=None if index in dense or (index + 1) % step else experts)

@@ -21,6 +21,8 @@ ARCHITECTURES = {
 def build_model(values: Mapping[str, Any]) -> Decoder:
     """The model that a config.json asks for, with empty parameters. Raises LoadError naming an unknown architecture."""
     names = values.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise LoadError(f"config: architectures must be a list of names, not {names!r}")
     for name in names:
         if name in ARCHITECTURES:
             model: Decoder = importlib.import_module(ARCHITECTURES[name]).build(values)
