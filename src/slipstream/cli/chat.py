@@ -13,6 +13,7 @@ from slipstream.cli.flags import CHAT_NAMES, ENGINE_NAMES
 from slipstream.cli.options import takes_flags
 from slipstream.cli.session import open_llm, sampling_params
 from slipstream.cli.settings import Settings
+from slipstream.cli.wrap import shown_on_stdout
 from slipstream.core.errors import ConfigError, InvalidRequestError
 from slipstream.core.outputs import RequestMetrics
 from slipstream.core.request import Request, RequestUpdate
@@ -152,6 +153,7 @@ class _Heard:
         self.tokens = 0
         self.cached = 0
         self.request: Request | None = None
+        self.show = shown_on_stdout()
 
     def take(self, update: RequestUpdate) -> None:
         self.request = update.request
@@ -159,8 +161,7 @@ class _Heard:
         for delta in update.deltas:
             self.tokens += len(delta.token_ids)
             self.text += delta.text
-            sys.stdout.write(delta.text)
-        sys.stdout.flush()
+            self.show(delta.text)
 
 
 def statistics(metrics: RequestMetrics, tokens: int, prompt_tokens: int, cached: int) -> str:

@@ -16,6 +16,7 @@ from slipstream.cli.options import takes_flags
 from slipstream.cli.prompts import Ask, choose
 from slipstream.cli.session import open_llm, sampling_params
 from slipstream.cli.settings import Settings
+from slipstream.cli.wrap import shown_on_stdout
 from slipstream.core.errors import ConfigError
 from slipstream.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from slipstream.core.request import RequestUpdate
@@ -77,13 +78,13 @@ def _check_turns(asks: Sequence[Ask], with_template: bool, params: SamplingParam
 
 def _stream(llm: LLM, ask: Ask, params: SamplingParams, with_template: bool) -> None:
     started = False
+    show = shown_on_stdout()
 
     def on_update(update: RequestUpdate) -> None:
         nonlocal started
         started = True
         for delta in update.deltas:
-            sys.stdout.write(delta.text)
-        sys.stdout.flush()
+            show(delta.text)
 
     try:
         if with_template:
