@@ -211,6 +211,23 @@ def test_attention_reads_nothing_that_a_row_may_not_see(name: str) -> None:
         assert torch.equal(found[row], plain[row])
 
 
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_is_not_harmed_by_what_a_failed_request_left(name: str) -> None:
+    """Places that no row sees hold NaN or infinity: every row keeps its bits."""
+    query, cache, table, sequence, position, scale, window = attention_arguments(
+        ATTENTION[name], torch.Generator().manual_seed(5)
+    )
+    tokens, seen = cache.shape[3], torch.zeros(cache.shape[0], cache.shape[3], dtype=torch.bool)
+    for owner, last in zip(sequence.tolist(), position.tolist(), strict=True):
+        for at in range(max(0, last - window + 1) if window else 0, last + 1):
+            seen[table[owner, at // tokens], at % tokens] = True
+    for attention in (OPS["paged_attention"].call, OPS["paged_attention"].reference):
+        plain = attention(query, cache, table, sequence, position, scale, window)
+        for left in (float("nan"), float("inf"), float("-inf")):
+            spoilt = torch.where(seen[:, None, None, :, None], cache, left)
+            assert torch.equal(attention(query, spoilt, table, sequence, position, scale, window), plain)
+
+
 def test_write_kv_writes_its_slots_and_returns_the_cache() -> None:
     for case in cases_of("write_kv"):
         cache, key, value, slot = copied(case.arguments)

@@ -1,7 +1,7 @@
 """Causal attention over paged keys and values: the reference that any chip can lower.
 
 Each page of a row's context is one block: it gives the block's maximum, its sum of exponentials and its weighted
-values; x
+values; the blocks are then merged in their order.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ def block_partials(query: Tensor, kv: Tensor, visible: Tensor) -> tuple[Tensor, 
     total = weights.sum(-1, keepdim=True)
     weighted = torch.bmm(weights.view(*flat, rows, tokens), values)
     return maximum, total, weighted.view(n, blocks, groups, rows, width)
+
+
+def clear_unseen(kv: Tensor, visible: Tensor) -> Tensor:
+    """`kv` with zeros where no row looks; shapes as in `block_partials`.
+
+    A page may still hold the NaN of a request that failed, and zero times NaN is NaN.
+    """
+    seen = visible.any(-2)
+    return torch.where(seen.view(-1, 1, 1, seen.shape[-1], 1), kv, 0.0)
 
 
 def merge_blocks(maximum: Tensor, total: Tensor, weighted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,6 +102,7 @@ def paged_attention(
         visible = where <= last
         if window:
             visible = visible & (where > last - window)
+        kv = clear_unseen(kv, visible)
         expanded = scaled.expand(rows, blocks, groups, heads // groups, width)
         partials.append(block_partials(expanded, kv, visible))
     maximum, total, weighted = (torch.cat(part, dim=1) for part in zip(*partials, strict=True))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.ops.attention import MASKED, PAGES_PER_GROUP, block_partials, merge_blocks
+from slipstream.ops.attention import MASKED, PAGES_PER_GROUP, block_partials, clear_unseen, merge_blocks
 from slipstream.ops.registry import implement
 
 UNIT_ROWS = 4
@@ -85,6 +85,8 @@ def paged_attention_cpu(
             visible &= where > seen_to - window
         asking = bundled[owner_index].expand(-1, PAGES_PER_GROUP, -1, -1, -1)
         merged = merge_blocks(*block_partials(asking, kv, visible))
+        if not merged[2].sum().isfinite():
+            merged = merge_blocks(*block_partials(asking, clear_unseen(kv, visible), visible))
         for target, part in zip((maximum, total, weighted), merged, strict=True):
             target[owner_index, rank_index] = part
 
