@@ -16,6 +16,8 @@ class StreamWrapper:
 
     def __init__(self, width: int) -> None:
         self.width = width
+        # Behind the last column terminals disagree on where the cursor stands, so a word to be moved never gets there.
+        self._edge = width - 1
         self._column = 0  # cells in this line
         self._word: list[str] = []  # the end of this line since the last space
         self._word_cells = 0
@@ -33,18 +35,19 @@ class StreamWrapper:
             return character
         if character.isspace():
             self._end_word()
-            if self._column + cells > self.width:
+            if self._column + cells > self._edge:
                 self._column = 0
                 return "\n"  # in place of the space
             self._column += cells
             return character
         moved = ""
-        if self._column + cells > self.width:
-            if self._word_cells < self._column:
-                moved = self._move_word()
-            else:  # the word fills the line, and the terminal goes on in the next one by itself
+        starts_line = self._word_cells == self._column
+        if self._column + cells > (self.width if starts_line else self._edge):
+            if starts_line:  # the word fills the line, and the terminal goes on in the next one by itself
                 self._column = 0
                 self._end_word()
+            else:
+                moved = self._move_word()
         self._word.append(character)
         self._word_cells += cells
         self._column += cells
@@ -52,9 +55,7 @@ class StreamWrapper:
 
     def _move_word(self) -> str:
         """Erase the word so far and begin it again on the next line."""
-        # After the last column the cursor stands on it, not behind it.
-        back = self._word_cells - (self._column == self.width)
-        erase = (f"\x1b[{back}D" if back > 0 else "") + ("\x1b[K" if self._word else "")
+        erase = f"\x1b[{self._word_cells}D\x1b[K" if self._word else ""
         self._column = self._word_cells
         return erase + "\n" + "".join(self._word)
 
