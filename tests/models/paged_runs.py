@@ -48,7 +48,8 @@ def run_paged(
     counts = [-(-len(tokens) // page_size) for tokens in sequences]
     total = sum(counts) + 4
     free = draw.sample(range(1, total), total - 1)
-    caches = [torch.zeros(spec.shape(total, page_size)) for spec in model.cache_specs()]
+    dtype = model.embed_tokens.weight.dtype
+    caches = [torch.zeros(spec.shape(total, page_size), dtype=dtype) for spec in model.cache_specs()]
     step = TiledStep(_HiddenAndLogits(model), caches)
     running = [
         _Progress(tokens, np.array([free.pop() for _ in range(count)], np.int32))
