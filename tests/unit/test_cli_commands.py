@@ -290,6 +290,14 @@ def test_version(capsys):
     assert first.startswith("slipstream ")
 
 
+@pytest.mark.parametrize("group", ["models", "bench"])
+def test_a_group_without_a_command_shows_its_help(capsys, group):
+    assert main([group]) == 2
+    shown = capsys.readouterr()
+    assert "Usage" in shown.out + shown.err
+    assert "error" not in shown.err
+
+
 def test_models_list_as_json(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(tmp_path))
     assert main(["models", "list", "--json"]) == 0

@@ -82,7 +82,10 @@ def _explain(error: Exception) -> int:
     # A wrong command line: typer brings its own copy of click or uses the installed one, by version.
     usage = getattr(error, "format_message", None)
     if usage is not None:
-        fail(usage())
+        if type(error).__name__ != "NoArgsIsHelpError":
+            fail(usage())
+        elif usage():  # a group without a command: some versions show the help themselves, some leave it to us
+            print(usage(), file=sys.stderr)
         return int(getattr(error, "exit_code", 2))
     if isinstance(error, OSError):
         fail(str(error))
