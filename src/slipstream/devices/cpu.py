@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -64,8 +66,13 @@ class CpuDevice:
         return pages
 
     def allocate(self, specs: Sequence[LayerCache], pages: int, page_size: int) -> list[Tensor]:
-        """One zeroed cache tensor per layer."""
-        return [torch.zeros(spec.shape(pages, page_size), dtype=self.dtype) for spec in specs]
+        """One zeroed cache tensor per layer; memory is taken when a page is first written."""
+        return [self._lazy_zeros(spec.shape(pages, page_size)) for spec in specs]
+
+    def _lazy_zeros(self, shape: tuple[int, ...]) -> Tensor:
+        # torch.zeros writes every byte, which takes the whole cache's memory and seconds at the start.
+        memory = mmap.mmap(-1, math.prod(shape) * self.dtype.itemsize)
+        return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
     def compile(self, model: StepModel, caches: list[Tensor]) -> TiledStep:
         """The step of a model with its caches. Nothing is compiled on this path."""

@@ -30,7 +30,8 @@ def attention_units(start: int, rows: int) -> float:
 class CostModel:
     """Milliseconds of a step: `base + tile * tiles + unit * attention`, times a factor that follows what is measured.
 
-    The factor rises quickly and falls slowly, so that a bound on the step time holds on a machine whose speed swings.
+    The factor rises quickly and falls slowly, so that a bound on the step time holds on a machine whose speed swings; a
+    step far under its prediction (the first measurement was disturbed) brings it down at once.
     """
 
     def __init__(self, base_ms: float, tile_ms: float, unit_ms: float) -> None:
@@ -57,6 +58,6 @@ class CostModel:
 
     def observe(self, shape: StepShape, milliseconds: float) -> None:
         """Learn from a step that was run."""
-        ratio = min(max(milliseconds / max(self.predict(shape) / self.factor, 1e-6), 0.1), 10.0)
-        rate = _RISE if ratio > self.factor else _FALL
+        ratio = min(max(milliseconds / max(self.predict(shape) / self.factor, 1e-6), 1e-3), 10.0)
+        rate = _RISE if ratio > self.factor or ratio < self.factor / 2 else _FALL
         self.factor += rate * (ratio - self.factor)
