@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from doubles.engines import Driver, check_idle, make_engine
 
+from doubles.engines import Driver, check_idle, make_engine
 from slipstream.core.config import EngineConfig
 from slipstream.core.request import Request
 from slipstream.core.sampling_params import SamplingParams

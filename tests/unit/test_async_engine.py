@@ -20,8 +20,8 @@ MODEL = HashModel()
 
 def with_engine(body: Callable[[AsyncEngine], Awaitable[None]]) -> None:
     core = make_engine(MODEL, pages=500)
-    loaded: Any = SimpleNamespace(engine=core, inputs=make_inputs(MODEL), config=SimpleNamespace(max_queue=100))
-    engine = AsyncEngine(loaded)
+    loaded: Any = SimpleNamespace(engine=core, inputs=make_inputs(MODEL))
+    engine = AsyncEngine(lambda: loaded, max_queue=100)
 
     async def bounded() -> None:
         await asyncio.wait_for(asyncio.ensure_future(body(engine)), timeout=30)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "slipstream"
-ORDER = (
-    "cli server planner engine speculation parallel loading text models layers sampling cache devices kernels ops core"
-).split()
+ORDER = [
+    *("cli", "server", "planner", "engine", "speculation", "parallel", "loading", "text", "models", "layers"),
+    *("sampling", "cache", "devices", "kernels", "ops", "core"),
+]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from doubles.engines import check_idle, make_engine, make_inputs
 from doubles.hash_model import HashModel
-from slipstream.core.errors import EngineDeadError, OverloadedError, RequestFailedError, SlipstreamError
+from slipstream.core.errors import ConfigError, EngineDeadError, OverloadedError, RequestFailedError, SlipstreamError
 from slipstream.core.request import Request, RequestUpdate
 from slipstream.core.sampling_params import SamplingParams
 from slipstream.engine.scheduler import Scheduler
@@ -49,7 +49,7 @@ class Client:
         self.model = model
         self.engine = make_engine(model, **settings)
         self.inputs = make_inputs(model)
-        self.worker = EngineWorker(self.engine, max_queue=max_queue)
+        self.worker = EngineWorker(lambda: self.engine, max_queue=max_queue)
         self.updates: dict[str, queue.SimpleQueue[RequestUpdate]] = {}
         self.sink = self._sink
 
@@ -296,3 +296,23 @@ def test_excluding_every_token_fails_that_request_only() -> None:
     assert isinstance(client.end("it").error, RequestFailedError)
     assert client.end("other").error is None
     client.idle()
+
+
+def test_what_building_raises_reaches_the_caller() -> None:
+    def build() -> Any:
+        raise ConfigError("planted", param="threads")
+
+    with pytest.raises(ConfigError, match="planted"):
+        EngineWorker(build)
+
+
+def test_calls_run_in_the_engine_thread_between_steps(gated: tuple[Client, GatedModel]) -> None:
+    client, _ = gated
+    client.submit("it", [1, 2], max_tokens=30)
+    assert client.worker.call(lambda: threading.current_thread().name) == "slipstream-engine"
+    with pytest.raises(ZeroDivisionError):
+        client.worker.call(lambda: 1 // 0)
+    assert client.end("it").error is None
+    client.idle()
+    with pytest.raises(EngineDeadError):
+        client.worker.call(lambda: 1)

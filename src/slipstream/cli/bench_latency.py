@@ -113,12 +113,12 @@ def measure(llm: LLM, shape: Shape, *, warmup: int, repeats: int) -> Latency:
     params = SamplingParams(temperature=0.0, max_tokens=shape.output_len, ignore_eos=True)
     for _ in range(warmup):
         _timed(llm, prompts, params)
-    probe = ReadProbe()
+    probe = llm.run_in_engine(ReadProbe)
     latency = Latency(shape, bytes_per_step(llm, shape))
-    before = probe.measure()
+    before = llm.run_in_engine(probe.measure)
     for _ in range(repeats):
         times = _timed(llm, prompts, params)
-        after = probe.measure()
+        after = llm.run_in_engine(probe.measure)
         latency.runs.append(Run(times, (before, after)))
         before = after
         if latency.runs[-1].decode_window[0] == 0:

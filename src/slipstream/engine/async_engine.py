@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 
 from slipstream.core.config import EngineConfig
@@ -13,6 +13,7 @@ from slipstream.core.request import Request, RequestUpdate
 from slipstream.core.sampling_params import SamplingParams
 from slipstream.engine.build import LoadedEngine, load_engine
 from slipstream.engine.collect import OutputCollector
+from slipstream.engine.core import Engine
 from slipstream.engine.inputs import Prompt
 from slipstream.engine.worker import EngineWorker
 
@@ -20,9 +21,15 @@ from slipstream.engine.worker import EngineWorker
 class AsyncEngine:
     """Many requests at once from one event loop. The updates of a step reach the loop in one call."""
 
-    def __init__(self, loaded: LoadedEngine) -> None:
-        self.loaded = loaded
-        self._worker = EngineWorker(loaded.engine, max_queue=loaded.config.max_queue)
+    def __init__(self, load: Callable[[], LoadedEngine], *, max_queue: int = 1024) -> None:
+        """`load` runs in the engine's thread; what it raises is raised here."""
+        self.loaded: LoadedEngine
+
+        def build() -> Engine:
+            self.loaded = load()
+            return self.loaded.engine
+
+        self._worker = EngineWorker(build, max_queue=max_queue)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[str, asyncio.Queue[RequestUpdate]] = {}
         self._sink = self._receive  # one object for all requests, so that a step's updates come in one call
@@ -30,7 +37,7 @@ class AsyncEngine:
     @classmethod
     def from_config(cls, config: EngineConfig) -> AsyncEngine:
         """Load a model and start its engine."""
-        return cls(load_engine(config))
+        return cls(lambda: load_engine(config), max_queue=config.max_queue)
 
     async def generate(
         self,

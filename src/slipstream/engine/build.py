@@ -90,7 +90,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
         template=load_template(config, checkpoint, tokenizer),
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
-        defaults=default_params(config, checkpoint.generation_config),
+        defaults=default_params(config, {**catalog.published_sampling(path), **checkpoint.generation_config}),
         seed=config.seed,
     )
     report["start"] = f"{time.perf_counter() - begin:.1f} s"

@@ -14,8 +14,9 @@ from slipstream.core.request import Request, RequestUpdate
 from slipstream.core.sampling_params import SamplingParams
 from slipstream.engine.build import LoadedEngine, Progress, load_engine
 from slipstream.engine.collect import OutputCollector
+from slipstream.engine.core import Engine
 from slipstream.engine.inputs import Prompt
-from slipstream.engine.worker import EngineWorker
+from slipstream.engine.worker import EngineWorker, Result
 from slipstream.text.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -31,8 +32,14 @@ class LLM:
     """
 
     def __init__(self, model: str = "", *, progress: Progress | None = None, **settings: Any) -> None:
-        self.loaded: LoadedEngine = load_engine(EngineConfig.from_mapping({"model": model, **settings}), progress)
-        self._worker = EngineWorker(self.loaded.engine)
+        config = EngineConfig.from_mapping({"model": model, **settings})
+        self.loaded: LoadedEngine
+
+        def build() -> Engine:
+            self.loaded = load_engine(config, progress)
+            return self.loaded.engine
+
+        self._worker = EngineWorker(build)
 
     def generate(
         self,
@@ -80,6 +87,10 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request gets that names no parameters: the model's published ones."""
         return self.loaded.inputs.defaults
+
+    def run_in_engine(self, function: Callable[[], Result]) -> Result:
+        """Run a function in the engine's thread between two steps; torch's threads are fastest there."""
+        return self._worker.call(function)
 
     def shutdown(self) -> None:
         """Stop the engine's thread."""

@@ -31,6 +31,12 @@ CATALOG: dict[str, WheelMember] = {
     ),
 }
 
+SAMPLING: dict[str, dict[str, float]] = {
+    # As the model card's example generates; the file itself names no sampling.
+    "smollm2-135m-instruct": {"temperature": 0.2, "top_p": 0.9},
+}
+"""Sampling that a catalogued model's authors publish, in the terms of generation_config.json."""
+
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<file>[^:]+\.gguf))?")
 _PART = re.compile(r"-\d{5}-of-(\d{5}\.gguf)$")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
@@ -60,6 +66,11 @@ def list_models() -> list[ListedModel]:
 def model_path(name: str) -> Path:
     """Where the catalogued model `name` is kept, whether or not it is there."""
     return cache_dir() / "models" / name / Path(_entry(name).member).name
+
+
+def published_sampling(path: Path) -> dict[str, float]:
+    """The sampling that is published for the model at `path`; {} unless it is a catalogued one in the cache."""
+    return next((values for name, values in SAMPLING.items() if model_path(name) == path), {})
 
 
 def cached(name: str, *, verify: bool = False) -> Path | None:

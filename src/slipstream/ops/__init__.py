@@ -3,7 +3,7 @@
 Shapes use R rows, S sequences, H query heads, G key/value heads, D head width, P pages, T tokens in a page.
 """
 
-from slipstream.ops import attention_cpu, moe_cpu, sample_cpu  # noqa: F401  (registers what the CPU runs)
+from slipstream.ops import attention_cpu, linear_cpu, moe_cpu, sample_cpu  # noqa: F401  (registers what the CPU runs)
 from slipstream.ops.attention import paged_attention
 from slipstream.ops.cache import write_kv
 from slipstream.ops.linear import embedding, linear
