@@ -119,6 +119,7 @@ def test_json_is_one_object_with_the_fields_that_scripts_use(llm, capsys):
             "prompt_tokens_details": {"cached_tokens": 1},
         },
         "seed": 99,
+        "prompt_token_ids": [0],
     }
 
 

@@ -144,7 +144,12 @@ def to_json(done: Answered) -> dict[str, Any]:
     Of a conversation that is its last answer, all of them as `turns`, and the usage of all turns together.
     """
     last = done.outputs[-1]
-    result = {**_choice(last.outputs[0]), "usage": _usage(done.outputs), "seed": last.seed}
+    result = {
+        **_choice(last.outputs[0]),
+        "usage": _usage(done.outputs),
+        "seed": last.seed,
+        "prompt_token_ids": last.prompt_token_ids,
+    }
     if len(last.outputs) > 1:
         result["choices"] = [{"index": choice.index, **_choice(choice)} for choice in last.outputs]
     if last.prompt_logprobs is not None:

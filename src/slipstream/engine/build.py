@@ -65,6 +65,8 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
     max_model_len, pages = _plan_memory(config, model, device, report)
     caches = device.allocate(model.cache_specs(), pages, config.page_size)
     step = device.compile(model, caches)
+    if progress is not None:
+        progress("measuring", 0, 0)
     costs = measure_costs(step, max_model_len=max_model_len, page_size=config.page_size, row_tile=device.row_tile)
     tokenizer = load_tokenizer(config, checkpoint)
     engine = Engine(

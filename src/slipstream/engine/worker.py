@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections import deque
@@ -88,6 +89,9 @@ class EngineWorker:
         _settle(ready, build)
         if ready.exception() is None:
             self.engine = ready.result()
+            # A model and a vocabulary are hundreds of thousands of objects; walking them stops a step for long.
+            gc.collect()
+            gc.freeze()
             self._run()
 
     def _run(self) -> None:
@@ -136,7 +140,7 @@ class EngineWorker:
         """Hand each sink its updates of this step at once."""
         by_sink: dict[int, tuple[Sink, list[RequestUpdate]]] = {}
         for update in updates:
-            if update.error is not None:
+            if update.error is not None and update.error.__cause__ is not None:
                 logger.error("request %s: %s", update.request.id, update.error, exc_info=update.error.__cause__)
             sink = self._sinks.get(update.request.id)
             if sink is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipstream.ops.fixed import in_pieces
+from slipstream.ops.fixed import exp
 from slipstream.ops.registry import define
 
 MASKED = -1.0e30
@@ -19,20 +19,23 @@ PAGES_PER_GROUP = 8
 """Blocks computed by one call. It bounds memory and fixes shapes; blocks are still merged one by one in order."""
 
 
-def block_partials(query: Tensor, kv: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def block_partials(query: Tensor, kv: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Each block's own maximum, sum of exponentials and weighted values.
 
     query [N, B, G, M, D] (already scaled; B blocks may share it by expansion), kv [N * B, G, 2, T, D] float32,
-    visible [N, B, 1, M, T] bool -> maximum [N, B, G, M, 1], sum [N, B, G, M, 1], weighted [N, B, G, M, D], all float32.
+    visible [N, B, 1, M, T] bool (None: all)
+    -> maximum [N, B, G, M, 1], sum [N, B, G, M, 1], weighted [N, B, G, M, D], all float32.
     """
     n, blocks, groups, rows, width = query.shape
     tokens = kv.shape[3]
     flat = (n * blocks * groups,)
     keys, values = kv.view(*flat, 2, tokens, width).unbind(1)
     scores = torch.bmm(query.reshape(*flat, rows, width), keys.transpose(1, 2))
-    scores = torch.where(visible, scores.view(n, blocks, groups, rows, tokens), MASKED)
+    scores = scores.view(n, blocks, groups, rows, tokens)
+    if visible is not None:
+        scores = torch.where(visible, scores, MASKED)
     maximum = scores.amax(-1, keepdim=True)
-    weights = in_pieces(torch.exp, scores - maximum)
+    weights = exp(scores - maximum)
     total = weights.sum(-1, keepdim=True)
     weighted = torch.bmm(weights.view(*flat, rows, tokens), values)
     return maximum, total, weighted.view(n, blocks, groups, rows, width)
@@ -53,7 +56,7 @@ def merge_blocks(maximum: Tensor, total: Tensor, weighted: Tensor) -> tuple[Tens
     A wholly masked block has weight exactly zero, so that it changes no bit of the sums.
     """
     highest = maximum.amax(1)
-    share = in_pieces(torch.exp, maximum - highest[:, None])
+    share = exp(maximum - highest[:, None])
     total, weighted = total * share, weighted * share
     sum_total, sum_weighted = total[:, 0], weighted[:, 0]
     for block in range(1, maximum.shape[1]):
