@@ -187,3 +187,15 @@ def check_draws_differ() -> None:
     assert len({tuple(tokens) for tokens in first}) == 3, "choices of one request are alike"
     assert all(a != b for a in first for b in draw(2)), "two seeds give the same draws"
     assert first == draw(1, crowd=5) == draw(1, max_rows=8), "draws depend on what else runs"
+
+
+SCENARIOS = [
+    check_fair_progress,
+    check_no_starvation,
+    check_preemption,
+    check_abandoned_prefixes,
+    check_priorities,
+    check_step_time,
+    check_salts_apart,
+    check_draws_differ,
+]

@@ -171,3 +171,6 @@ def check_min_tokens_before_stop_strings() -> None:
     assert len(choice.token_ids) > 4
     assert choice.finish_reason == "stop"
     assert choice.text == streamed
+
+
+SCENARIOS = [check_text_is_prompt, check_echo, check_min_tokens_before_stop_strings]

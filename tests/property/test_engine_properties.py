@@ -33,22 +33,6 @@ def test_streamed_text_is_the_whole_text(case: dict[str, Any]) -> None:
     text.check_streamed_text(**case)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        text.check_text_is_prompt,
-        text.check_echo,
-        text.check_min_tokens_before_stop_strings,
-        scheduling.check_fair_progress,
-        scheduling.check_no_starvation,
-        scheduling.check_preemption,
-        scheduling.check_abandoned_prefixes,
-        scheduling.check_priorities,
-        scheduling.check_step_time,
-        scheduling.check_salts_apart,
-        scheduling.check_draws_differ,
-    ],
-    ids=lambda check: check.__name__,
-)
+@pytest.mark.parametrize("check", [*scheduling.SCENARIOS, *text.SCENARIOS], ids=lambda check: check.__name__)
 def test_check(check: Any) -> None:
     check()

@@ -37,20 +37,7 @@ def check_text() -> None:
     settings(QUICK, max_examples=200)(given(case=text.cases)(lambda case: text.check_streamed_text(**case)))()
 
 
-CHECKS: list[Callable[[], None]] = [
-    scheduling.check_fair_progress,
-    scheduling.check_no_starvation,
-    scheduling.check_preemption,
-    scheduling.check_abandoned_prefixes,
-    scheduling.check_priorities,
-    scheduling.check_step_time,
-    scheduling.check_salts_apart,
-    scheduling.check_draws_differ,
-    text.check_text_is_prompt,
-    text.check_echo,
-    check_text,
-    check_engine,
-]
+CHECKS: list[Callable[[], None]] = [*scheduling.SCENARIOS, *text.SCENARIOS, check_text, check_engine]
 
 
 def caught_by() -> str | None:

@@ -90,7 +90,7 @@ def _conditions(llm: LLM, shape: Shape, warmup: int, repeats: int) -> dict[str, 
 
     config, device = llm.loaded.config, llm.loaded.device
     return {
-        "model": str(llm.loaded.checkpoint.path),
+        "model": llm.loaded.checkpoint.path.name,
         "numerics": config.numerics,
         "dtype": str(device.dtype).removeprefix("torch."),
         "device": device.name,

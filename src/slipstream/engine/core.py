@@ -133,6 +133,9 @@ class Engine:
         started = time.perf_counter()
         plan = self.scheduler.schedule()
         if not plan:
+            if self._active:
+                # Going round and round would hang everyone; a failure reaches them.
+                raise RuntimeError("no waiting or running request can be given rows: the page pool is too small")
             return []
         shape = self.scheduler.shape_of(plan)
         self._fill(plan)

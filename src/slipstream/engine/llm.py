@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from slipstream.core.config import EngineConfig
-from slipstream.core.errors import InvalidRequestError
+from slipstream.core.errors import EngineDeadError, InvalidRequestError
 from slipstream.core.outputs import RequestOutput
 from slipstream.core.request import Request, RequestUpdate
 from slipstream.core.sampling_params import SamplingParams
@@ -113,7 +113,7 @@ class LLM:
             for request in requests:
                 self._worker.submit(request, sink, bounded=False)
             while open_ids:
-                for update in updates.get():
+                for update in self._next(updates):
                     if update.finished:
                         open_ids.discard(update.request.id)
                     collectors[update.request.id].add(update)
@@ -123,6 +123,15 @@ class LLM:
             for request_id in open_ids:
                 self._worker.abort(request_id)
         return [collectors[request.id].output for request in requests]
+
+    def _next(self, updates: queue.SimpleQueue[Sequence[RequestUpdate]]) -> Sequence[RequestUpdate]:
+        """Wait for a step's updates, but not for an engine that is gone."""
+        while True:
+            try:
+                return updates.get(timeout=5.0)
+            except queue.Empty:
+                if not self._worker.alive:
+                    raise EngineDeadError("the engine's thread has ended") from None
 
 
 def _per_prompt(params: Params, count: int) -> Sequence[SamplingParams | None]:
