@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from doubles.engines import Driver, make_engine, make_inputs
 from doubles.hash_model import HashModel
-
 from slipstream.core.sampling_params import SamplingParams
 
 
@@ -15,5 +15,4 @@ def test_a_pool_that_is_too_small_is_an_error() -> None:
     driver = Driver(engine)
     driver.add(make_inputs(model).request([1] * 30, SamplingParams(max_tokens=5), request_id="r"))
     with pytest.raises(RuntimeError, match="page pool is too small"):
-        for _ in range(50):
-            driver.step()
+        driver.run()
