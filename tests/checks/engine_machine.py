@@ -18,6 +18,7 @@ from doubles.integrity import check_integrity
 from doubles.oracle import check_choice, check_logprobs
 from slipstream.core.request import Request
 from slipstream.core.sampling_params import SamplingParams
+from slipstream.engine.cost_model import CostModel
 
 VOCAB = 96
 EOS = frozenset({5})
@@ -25,9 +26,12 @@ MODELS = {window: HashModel(VOCAB, window=window) for window in (0, 7, 13)}
 
 token_ids = st.integers(0, VOCAB - 1)
 stems = st.sampled_from([[], [1, 2, 3, 4, 5, 6, 7, 8, 9] * 4, [3] * 21, list(range(40)), list(range(17)) + [90] * 9])
-prompts = st.tuples(stems, st.integers(0, 40), st.lists(token_ids, min_size=1, max_size=30)).map(
+built = st.tuples(stems, st.integers(0, 40), st.lists(token_ids, min_size=1, max_size=30)).map(
     lambda t: t[0][: t[1]] + t[2]
 )
+# Prompts that come again and again, of one token and of whole pages plus one among them.
+common = st.sampled_from([[1], [2], [3] * 9, [3] * 17, list(range(33)), list(range(40))])
+prompts = st.one_of(common, built)
 
 
 @st.composite
@@ -67,9 +71,17 @@ class EngineMachine(RuleBasedStateMachine):
         max_sequences=st.integers(1, 6),
         max_rows=st.sampled_from([6, 16, 17, 64]),
         prefix_caching=st.booleans(),
+        max_step_ms=st.sampled_from([1e9, 1e9, 6.0, 2.0]),
     )
     def start(
-        self, window: int, page_size: int, tight: bool, max_sequences: int, max_rows: int, prefix_caching: bool
+        self,
+        window: int,
+        page_size: int,
+        tight: bool,
+        max_sequences: int,
+        max_rows: int,
+        prefix_caching: bool,
+        max_step_ms: float,
     ) -> None:
         self.model = MODELS[window]
         length = 128
@@ -82,8 +94,11 @@ class EngineMachine(RuleBasedStateMachine):
             max_rows=max(max_rows, max_sequences),
             max_model_len=length,
             prefix_caching=prefix_caching,
+            max_step_ms=max_step_ms,
+            costs=CostModel(0.1, 1.0, 0.2),
             eos_ids=EOS,
         )
+        self.engine.scheduler.costs.observe = lambda shape, milliseconds: None  # type: ignore[method-assign]
         self.inputs = make_inputs(self.model, max_model_len=length)
         self.driver = Driver(self.engine)
         self.requests: dict[str, Request] = {}

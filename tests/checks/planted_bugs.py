@@ -6,6 +6,7 @@ A bug is a function that breaks the program through a `MonkeyPatch`.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from slipstream.core.batch import StepBatch
 from slipstream.core.request import Request
 from slipstream.devices.tiled_step import TiledStep
 from slipstream.engine.core import Engine
-from slipstream.engine.scheduler import Scheduler
+from slipstream.engine.scheduler import Scheduler, Work
 from slipstream.engine.sequence import Sequence as EngineSequence
 from slipstream.engine.sequence import State
 from slipstream.sampling import state as sampling_state
@@ -345,6 +346,44 @@ def long_prompt_starves(patch: Patch) -> None:
         return [(sequence, shares[id(sequence)]) for sequence in prompts]
 
     patch.setattr(Scheduler, "_share", staticmethod(share))
+
+
+@bug
+def planned_twice(patch: Patch) -> None:
+    """A sequence at its first token is planned among the decoding ones and among the prompts."""
+
+    def schedule(original: Any, self: Scheduler) -> Any:
+        plan = original(self)
+        return plan + [Work(work.sequence, 1) for work in plan if work.rows == 1 and work.sequence.computed == 0]
+
+    _wrap(patch, Scheduler, "schedule", schedule)
+
+
+@bug
+def cached_prompt_forgotten(patch: Patch) -> None:
+    """A prompt that is cached but for its last token is planned nowhere."""
+
+    def schedule(original: Any, self: Scheduler) -> Any:
+        plan = original(self)
+        return [w for w in plan if w.rows > 1 or w.sequence.num_output or not w.sequence.computed]
+
+    _wrap(patch, Scheduler, "schedule", schedule)
+
+
+@bug
+def forgets_latest_use(patch: Patch) -> None:
+    """Pages are dropped by when they were first used, not by when they were last."""
+
+    def release(original: Any, self: PrefixTree, nodes: Sequence[Node]) -> Any:
+        used = [node.last_used for node in nodes]
+        freed = original(self, nodes)
+        for node, before in zip(nodes, used, strict=True):
+            node.last_used = before
+        self._heap = [(node.last_used, tie, node) for _, tie, node in self._heap]
+        heapq.heapify(self._heap)
+        return freed
+
+    _wrap(patch, PrefixTree, "release", release)
 
 
 @bug

@@ -189,7 +189,27 @@ def check_draws_differ() -> None:
     assert first == draw(1, crowd=5) == draw(1, max_rows=8), "draws depend on what else runs"
 
 
+def check_oldest_is_dropped() -> None:
+    """When pages run out, those that were used longest ago go first."""
+    engine = make_engine(MODEL, pages=40, max_model_len=60)
+    inputs, driver = make_inputs(MODEL, max_model_len=60), Driver(engine)
+
+    def ask(first: int) -> int:
+        name = f"{first}.{driver.steps}"
+        driver.run([inputs.request([first, *range(40)], _greedy(1), request_id=name)])
+        return driver.output(name).num_cached_tokens
+
+    for prompt in (1, 2, 3):
+        assert ask(prompt) == 0
+    assert ask(1) == 40  # used again, so 2 is the oldest now
+    assert ask(4) == 0
+    assert ask(1) == 40
+    assert ask(2) < 40
+    check_idle(engine)
+
+
 SCENARIOS = [
+    check_oldest_is_dropped,
     check_fair_progress,
     check_no_starvation,
     check_preemption,

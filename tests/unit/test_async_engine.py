@@ -21,7 +21,7 @@ MODEL = HashModel()
 def with_engine(body: Callable[[AsyncEngine], Awaitable[None]]) -> None:
     core = make_engine(MODEL, pages=500)
     loaded: Any = SimpleNamespace(engine=core, inputs=make_inputs(MODEL))
-    engine = AsyncEngine(lambda: loaded, max_queue=100)
+    engine = AsyncEngine.over(lambda: loaded, max_queue=100)
 
     async def bounded() -> None:
         await asyncio.wait_for(asyncio.ensure_future(body(engine)), timeout=30)
@@ -118,5 +118,37 @@ def test_bad_input_raises_before_anything_runs() -> None:
             async for _ in engine.generate([1000]):
                 pass
         assert engine.loaded.engine.stats.steps == 0
+
+    with_engine(body)
+
+
+def test_an_abort_while_the_prompt_is_tokenized_counts() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        async def consume() -> list[str | None]:
+            last: list[str | None] = []
+            async for output in engine.generate([1], SamplingParams(max_tokens=200, n=2), request_id="it"):
+                last = [choice.finish_reason for choice in output.outputs]
+            return last
+
+        task = asyncio.create_task(consume())
+        await asyncio.sleep(0)
+        await engine.abort("it")
+        assert await task == ["abort", "abort"]
+
+    with_engine(body)
+
+
+def test_an_id_may_be_used_again_at_once() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        for _ in range(20):
+            stream = engine.generate([1], SamplingParams(max_tokens=200, ignore_eos=True), request_id="x")
+            async for _ in stream:
+                break
+            await stream.aclose()
+            last = None
+            async for output in engine.generate([2], SamplingParams(max_tokens=5, seed=1), request_id="x"):
+                last = output
+            assert last is not None
+            assert [choice.token_ids for choice in last.outputs] == alone([2], SamplingParams(max_tokens=5, seed=1))
 
     with_engine(body)

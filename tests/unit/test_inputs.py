@@ -35,6 +35,11 @@ def inputs(**rest: Any) -> Any:
         ({"text": "x"}, {}, {}, "text"),
         ({"prompt": 3}, {}, {}, "prompt"),
         ({}, {}, {}, "prompt"),
+        ({1: 2}, {}, {}, "1"),
+        ({"prompt_token_ids": 5}, {}, {}, "prompt_token_ids"),
+        ([1], {"bad_words": [" "]}, {}, "bad_words"),
+        ([1], {}, {"request_id": 7}, "request_id"),
+        ([1], {}, {"request_id": ""}, "request_id"),
         ("a\ud800b", {}, {}, "prompt"),
         ([1], {"logit_bias": {10**6: 1}}, {}, "logit_bias"),
         ([1], {"stop_token_ids": [10**6]}, {}, "stop_token_ids"),
@@ -94,3 +99,14 @@ def test_stop_strings_need_a_tokenizer() -> None:
 def test_chat_without_a_template_says_so() -> None:
     with pytest.raises(InvalidRequestError, match="template"):
         inputs().chat([{"role": "user", "content": "a"}])
+
+
+def test_text_that_gives_a_token_the_model_lacks_is_refused() -> None:
+    small = make_inputs(HashModel(vocab=TOKENIZER.encode("hello")[0]), tokenizer=TOKENIZER)
+    with pytest.raises(InvalidRequestError, match="but the model has"):
+        small.request("hello")
+
+
+def test_parameters_of_a_wrong_type_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="sampling_params"):
+        inputs().request([1], {"max_tokens": 2})

@@ -11,7 +11,14 @@ import pytest
 
 from doubles.engines import check_idle, make_engine, make_inputs
 from doubles.hash_model import HashModel
-from slipstream.core.errors import ConfigError, EngineDeadError, OverloadedError, RequestFailedError, SlipstreamError
+from slipstream.core.errors import (
+    ConfigError,
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestFailedError,
+    SlipstreamError,
+)
 from slipstream.core.request import Request, RequestUpdate
 from slipstream.core.sampling_params import SamplingParams
 from slipstream.engine.scheduler import Scheduler
@@ -316,3 +323,37 @@ def test_calls_run_in_the_engine_thread_between_steps(gated: tuple[Client, Gated
     client.idle()
     with pytest.raises(EngineDeadError):
         client.worker.call(lambda: 1)
+
+
+def test_ids_that_are_not_strings_hurt_nobody() -> None:
+    client = Client(HashModel())
+    client.worker.abort(None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="request_id"):
+        client.inputs.request([1], request_id=7)  # type: ignore[arg-type]
+    client.submit("good", [1, 2], max_tokens=3)
+    assert client.end("good").error is None
+    client.idle()
+
+
+def test_a_taken_id_with_a_receiver_that_raises_hurts_nobody(gated: tuple[Client, GatedModel]) -> None:
+    client, model = gated
+    model.open = False
+    request = client.submit("it", [1, 2], max_tokens=4)
+    assert model.entered.acquire(timeout=WAIT)
+
+    def bad(updates: Any) -> None:
+        raise RuntimeError("planted")
+
+    client.worker.submit(request, bad)
+    model.open = True
+    model.permits.release()
+    assert client.end("it").error is None
+    client.idle()
+
+
+def test_a_cached_prompt_of_whole_pages_and_one_token_is_served() -> None:
+    client = Client(HashModel())
+    for name in ("first", "again", "more"):
+        client.submit(name, [7] * 33, max_tokens=3, n=3)
+        assert client.end(name).error is None
+    client.idle()

@@ -60,6 +60,7 @@ def generate(
         params = sampling_params(llm, settings.sampling)
         with_template = not raw and llm.loaded.inputs.template is not None
         _check_turns(asks, with_template, params)
+        _check_reports(params, as_json)
         if prompt_file is None and not as_json and params.n == 1:
             _stream(llm, asks[0], params, with_template)
             return
@@ -74,6 +75,12 @@ def _check_turns(asks: Sequence[Ask], with_template: bool, params: SamplingParam
             raise ConfigError(f"{ask.source} has several turns, which need a chat template (and no --raw)")
         if len(ask.turns) > 1 and params.n > 1:
             raise ConfigError(f"{ask.source} has several turns, which cannot go on from {params.n} answers", param="n")
+
+
+def _check_reports(params: SamplingParams, as_json: bool) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(params, name) is not None and not as_json:
+            raise ConfigError(f"{name} are shown in JSON only; add --json", param=name)
 
 
 def _stream(llm: LLM, ask: Ask, params: SamplingParams, with_template: bool) -> None:
@@ -135,7 +142,7 @@ def _show(done: Answered, as_json: bool) -> None:
         return
     for output in done.outputs:
         for choice in output.outputs:
-            print(choice.text, flush=True)
+            print(f"[{choice.index}] {choice.text}" if len(output.outputs) > 1 else choice.text, flush=True)
 
 
 def to_json(done: Answered) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class SamplingParams:
         self._set("min_tokens", _whole("min_tokens", self.min_tokens, 0, None, "an integer of 0 or more"))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _refuse("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
-        top_k = _whole("top_k", self.top_k, -1, None, "an integer of -1 or more (0 and -1: off)")
+        top_k = _whole("top_k", self.top_k, -1, 2**31 - 1, "an integer from -1 to 2**31 - 1 (0 and -1: off)")
         self._set("top_k", max(top_k, 0))
         if self.seed is not None:
             limit = "an integer from -2**63 to 2**64 - 1"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
+from typing import Any
 
 from slipstream.core.config import EngineConfig
 from slipstream.core.errors import EngineDeadError
 from slipstream.core.outputs import RequestOutput
-from slipstream.core.request import Request, RequestUpdate
+from slipstream.core.request import ChoiceDelta, Request, RequestUpdate
 from slipstream.core.sampling_params import SamplingParams
-from slipstream.engine.build import LoadedEngine, load_engine
+from slipstream.engine.build import LoadedEngine, Progress, load_engine
 from slipstream.engine.collect import OutputCollector
 from slipstream.engine.core import Engine
 from slipstream.engine.inputs import Prompt
@@ -19,11 +20,25 @@ from slipstream.engine.worker import EngineWorker
 
 
 class AsyncEngine:
-    """Many requests at once from one event loop. The updates of a step reach the loop in one call."""
+    """Many requests at once from one event loop. The updates of a step reach the loop in one call.
 
-    def __init__(self, load: Callable[[], LoadedEngine], *, max_queue: int = 1024) -> None:
-        """`load` runs in the engine's thread; what it raises is raised here."""
-        self.loaded: LoadedEngine
+    `model` and the settings are those of `LLM`. Call `shutdown` in the end.
+    """
+
+    loaded: LoadedEngine
+
+    def __init__(self, model: str = "", *, progress: Progress | None = None, **settings: Any) -> None:
+        config = EngineConfig.from_mapping({"model": model, **settings})
+        self._start(lambda: load_engine(config, progress), config.max_queue)
+
+    @classmethod
+    def over(cls, load: Callable[[], LoadedEngine], *, max_queue: int = 1024) -> AsyncEngine:
+        """An AsyncEngine around what `load` makes in the engine's thread; what it raises is raised here."""
+        engine = cls.__new__(cls)
+        engine._start(load, max_queue)
+        return engine
+
+    def _start(self, load: Callable[[], LoadedEngine], max_queue: int) -> None:
 
         def build() -> Engine:
             self.loaded = load()
@@ -31,13 +46,9 @@ class AsyncEngine:
 
         self._worker = EngineWorker(build, max_queue=max_queue)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._queues: dict[str, asyncio.Queue[RequestUpdate]] = {}
+        self._queues: dict[str, tuple[Request, asyncio.Queue[RequestUpdate]]] = {}
+        self._preparing: dict[str, bool] = {}  # ids whose prompts are being tokenized: aborted already?
         self._sink = self._receive  # one object for all requests, so that a step's updates come in one call
-
-    @classmethod
-    def from_config(cls, config: EngineConfig) -> AsyncEngine:
-        """Load a model and start its engine."""
-        return cls(lambda: load_engine(config), max_queue=config.max_queue)
 
     async def generate(
         self,
@@ -55,14 +66,10 @@ class AsyncEngine:
         if isinstance(prompt, Request):
             request = prompt
         else:
-            request = await asyncio.to_thread(
-                self.loaded.inputs.request,
-                prompt,
-                sampling_params,
-                request_id=request_id,
-                priority=priority,
-                cache_salt=cache_salt,
-            )
+            request, aborted = await self._prepare(prompt, sampling_params, request_id, priority, cache_salt)
+            if aborted:
+                yield _aborted(request)
+                return
         collector = OutputCollector(request)
         async with aclosing(self.updates(request)) as updates:
             async for update in updates:
@@ -78,7 +85,8 @@ class AsyncEngine:
             raise EngineDeadError("an AsyncEngine serves the event loop that used it first; make one per loop")
         if request.id in self._queues:
             raise ValueError(f"request id {request.id!r} is already in use")
-        inbox = self._queues[request.id] = asyncio.Queue[RequestUpdate]()
+        inbox = asyncio.Queue[RequestUpdate]()
+        self._queues[request.id] = request, inbox
         finished = False
         try:
             self._worker.submit(request, self._sink)
@@ -92,8 +100,11 @@ class AsyncEngine:
                 self._worker.abort(request.id)
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its iterator gets a last output with finish_reason "abort"."""
-        self._worker.abort(request_id)
+        """End a request; its iterator gets a last output with finish_reason "abort". An unknown id is ignored."""
+        if request_id in self._preparing:
+            self._preparing[request_id] = True
+        else:
+            self._worker.abort(request_id)
 
     def shutdown(self) -> None:
         """Stop the engine's thread; open requests get an error."""
@@ -103,6 +114,30 @@ class AsyncEngine:
     def alive(self) -> bool:
         return self._worker.alive
 
+    async def _prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str | None,
+    ) -> tuple[Request, bool]:
+        """Check and tokenize outside of the event loop. -> the request, and whether it was aborted meanwhile."""
+        name = request_id if isinstance(request_id, str) else ""
+        self._preparing[name] = False
+        try:
+            request = await asyncio.to_thread(
+                self.loaded.inputs.request,
+                prompt,
+                params,
+                request_id=request_id,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+        finally:
+            aborted = self._preparing.pop(name, False)
+        return request, aborted
+
     def _receive(self, updates: Sequence[RequestUpdate]) -> None:
         assert self._loop is not None
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -110,6 +145,13 @@ class AsyncEngine:
 
     def _hand_out(self, updates: Sequence[RequestUpdate]) -> None:
         for update in updates:
-            inbox = self._queues.get(update.request.id)
-            if inbox is not None:
+            request, inbox = self._queues.get(update.request.id, (None, None))
+            # The id may have been given to another request since.
+            if inbox is not None and request is update.request:
                 inbox.put_nowait(update)
+
+
+def _aborted(request: Request) -> RequestOutput:
+    """The output of a request that ended before it reached the engine."""
+    deltas = [ChoiceDelta(index, finish_reason="abort") for index in range(request.params.n)]
+    return OutputCollector(request).add(RequestUpdate(request, deltas, finished=True))

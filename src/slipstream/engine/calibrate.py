@@ -14,7 +14,7 @@ FAR = 2048
 """Context at which the cost of attention is measured, where the model reaches it."""
 
 
-def measure_costs(step: Step, *, max_model_len: int, page_size: int, row_tile: int, repeats: int = 2) -> CostModel:
+def measure_costs(step: Step, *, max_model_len: int, page_size: int, row_tile: int, repeats: int = 3) -> CostModel:
     """Run a few steps on the scratch page and fit a CostModel. It also takes the first step's extra time on itself."""
     far = max(0, min(FAR, max_model_len - row_tile))
     step.run(_scratch(row_tile, 0, page_size))

@@ -46,7 +46,7 @@ class OutputCollector:
             )
             for choice in self.output.outputs
         ]
-        return replace(self.output, outputs=outputs)
+        return replace(self.output, outputs=outputs, metrics=replace(self.output.metrics))
 
     @staticmethod
     def _extend(choice: CompletionOutput, delta: ChoiceDelta) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -262,12 +263,14 @@ class Engine:
         start, end = sequence.computed, sequence.computed + rows
         if sequence.prompt_logprobs is not None and sequence.wants_scores:
             for token_at in self._scored(sequence, start, end):
+                if not math.isfinite(result.logprobs[row]):
+                    raise RequestFailedError("the model gave no finite logits for the prompt")
                 logprobs = self._logprobs(result, row, sequence.tokens[token_at], request.params.prompt_logprobs or 0)
                 sequence.prompt_logprobs.append(logprobs)
                 row += 1
         if start < sequence.prompt_len <= end and not sequence.num_output:
             self.stats.prompt_tokens += sequence.prompt_len
-            self.stats.cached_prompt_tokens += sequence.num_cached_tokens
+            self.stats.cached_prompt_tokens += sequence.num_cached_tokens or 0
         samples = end == len(sequence.tokens)
         sequence.computed = end
         self.cache.commit(sequence.pages, sequence.tokens, end)
@@ -373,7 +376,7 @@ class Engine:
         if active is None:
             return update
         first = active.sequences[0]
-        update.num_cached_tokens = first.num_cached_tokens
+        update.num_cached_tokens = first.num_cached_tokens or 0
         if first.prompt_logprobs is not None and not active.scored and not first.wants_scores:
             active.scored = True
             update.prompt_logprobs = first.prompt_logprobs

@@ -10,7 +10,7 @@ SPAN = 256
 UNIT_ROWS = 4
 """Rows of one sequence that share their reads of the context."""
 
-_RISE, _FALL = 0.3, 0.05
+_RISE, _FALL, _LEARN = 0.3, 0.05, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class CostModel:
     """
 
     def __init__(self, base_ms: float, tile_ms: float, unit_ms: float) -> None:
-        self.base_ms = max(base_ms, 0.0)
+        self.base_ms = max(base_ms, 1e-3)
         self.tile_ms = max(tile_ms, 1e-3)
         self.unit_ms = max(unit_ms, 1e-4)
         self.factor = 1.0
@@ -50,7 +50,9 @@ class CostModel:
         tile = (more[1] - short[1] - unit * (more[0].attention - short[0].attention)) / max(
             more[0].tiles - short[0].tiles, 1
         )
-        return cls(short[1] - tile * short[0].tiles - unit * short[0].attention, tile, unit)
+        # Every tile reads all weights, so most of a short step is its tile; a disturbed measurement may say otherwise.
+        tile = min(max(tile, short[1] / short[0].tiles / 2), short[1] / short[0].tiles)
+        return cls(short[1] - tile * short[0].tiles - unit * short[0].attention, tile, max(unit, tile / 200))
 
     def predict(self, shape: StepShape) -> float:
         """Milliseconds that a step of this shape will take."""
@@ -58,6 +60,13 @@ class CostModel:
 
     def observe(self, shape: StepShape, milliseconds: float) -> None:
         """Learn from a step that was run."""
-        ratio = min(max(milliseconds / max(self.predict(shape) / self.factor, 1e-6), 1e-3), 10.0)
+        parts = (self.base_ms, self.tile_ms * shape.tiles, self.unit_ms * shape.attention)
+        whole = sum(parts)
+        ratio = min(max(milliseconds / whole, 1e-3), 10.0)
         rate = _RISE if ratio > self.factor or ratio < self.factor / 2 else _FALL
         self.factor += rate * (ratio - self.factor)
+        # What the factor does not explain goes to the parts by their share of this step.
+        shares = [(ratio / self.factor) ** (_LEARN * part / whole) for part in parts]
+        self.base_ms, self.tile_ms, self.unit_ms = (
+            value * share for value, share in zip((self.base_ms, self.tile_ms, self.unit_ms), shares, strict=True)
+        )

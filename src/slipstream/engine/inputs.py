@@ -89,6 +89,10 @@ class InputProcessor:
         return self.tokenizer.encode(text or "")
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
+        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+            raise InvalidRequestError(
+                f"prompt_token_ids must be a list of token ids, not {type(ids).__name__}", param="prompt_token_ids"
+            )
         checked = []
         for index, token in enumerate(ids):
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
@@ -109,9 +113,21 @@ class InputProcessor:
         salt: str | None,
     ) -> Request:
         params = self.defaults if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"sampling_params must be SamplingParams, not {type(params).__name__}", param="sampling_params"
+            )
         params.validate_for_model(self.vocab_size)
         if not ids:
             raise InvalidRequestError("the prompt has no tokens", param="prompt")
+        if max(ids) >= self.vocab_size:
+            raise InvalidRequestError(
+                f"the prompt's text gives token {max(ids)}, but the model has {self.vocab_size} tokens", param="prompt"
+            )
+        if request_id is not None and (not isinstance(request_id, str) or not request_id):
+            raise InvalidRequestError("request_id must be a string that is not empty", param="request_id")
+        if any(not word.strip() for word in params.bad_words or ()):
+            raise InvalidRequestError("bad_words must not hold a word of white space alone", param="bad_words")
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", param="priority")
         if salt is not None and (not isinstance(salt, str) or not salt):
@@ -163,9 +179,9 @@ def _parse(prompt: Prompt) -> _Parsed:
     if isinstance(prompt, str):
         return _Parsed(prompt, None, None)
     if isinstance(prompt, Mapping):
-        unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+        unknown = sorted(map(str, set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}))
         if unknown:
-            raise InvalidRequestError(f"prompt has an unknown key {sorted(unknown)[0]!r}", param=sorted(unknown)[0])
+            raise InvalidRequestError(f"prompt has an unknown key {unknown[0]!r}", param=unknown[0])
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         if (text is None and ids is None) or (text is not None and not isinstance(text, str)):
             raise InvalidRequestError("prompt must hold a string `prompt` or `prompt_token_ids`", param="prompt")

@@ -55,7 +55,8 @@ class LLM:
         called in this thread with each step's news. Raises InvalidRequestError before anything runs if a prompt or
         parameter is wrong, and the error of the first request that fails.
         """
-        single = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        several = isinstance(prompts, Sequence) and not isinstance(prompts, str)
+        single = not several or (len(prompts) > 0 and isinstance(cast(Sequence[Any], prompts)[0], int))
         each = cast(Sequence[Prompt], [prompts] if single else prompts)
         params = _per_prompt(sampling_params, len(each))
         make = self.loaded.inputs.request
@@ -71,6 +72,8 @@ class LLM:
         **template_args: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several through the model's chat template; see `generate`."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise InvalidRequestError("messages must be a list of messages, or a list of such lists", param="messages")
         single = len(messages) > 0 and isinstance(messages[0], Mapping)
         each: Sequence[Any] = [messages] if single else messages
         params = _per_prompt(sampling_params, len(each))
@@ -137,6 +140,11 @@ class LLM:
 def _per_prompt(params: Params, count: int) -> Sequence[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        raise InvalidRequestError(
+            f"sampling_params must be SamplingParams or a list of them, not {type(params).__name__}",
+            param="sampling_params",
+        )
     if len(params) != count:
         raise InvalidRequestError(
             f"sampling_params has {len(params)} entries for {count} prompts", param="sampling_params"

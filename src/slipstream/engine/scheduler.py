@@ -73,12 +73,12 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """The next step's rows; pages for them are reserved. Empty when nothing can run."""
+        self._admit()
         plan: list[Work] = []
         for sequence in [s for s in self.running if s.remaining == 1]:
             if sequence.state is State.RUNNING and len(plan) < self.max_rows and self._make_room(sequence, 1):
                 plan.append(Work(sequence, 1))
-        self._admit()
-        prompts = [s for s in self.running if s.remaining > 1 or (s.remaining == 1 and s.computed == 0)]
+        prompts = [s for s in self.running if s.remaining > 1]
         if prompts and len(plan) < self.max_rows:
             self._add_prompts(plan, prompts)
         # Making room for one may have preempted another that was planned before.
@@ -114,7 +114,7 @@ class Scheduler:
             self.cache.release(sequence.pages)
             return False
         sequence.computed = found
-        if not sequence.num_output:
+        if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = found
         sequence.state = State.RUNNING
         insort(self.running, sequence, key=_rank)

@@ -10,7 +10,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from slipstream.core.errors import EngineDeadError, OverloadedError, RequestFailedError, SlipstreamError
+from slipstream.core.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestFailedError,
+    SlipstreamError,
+)
 from slipstream.core.request import Request, RequestUpdate
 from slipstream.engine.core import Engine
 
@@ -57,19 +63,26 @@ class EngineWorker:
         with self._wake:
             if self._stopping or not self._thread.is_alive():
                 raise EngineDeadError("the engine has stopped")
-            if bounded and len(self._inbox) + len(self._sinks) >= self.max_queue:
+            if not isinstance(request.id, str):
+                raise InvalidRequestError(f"request_id must be a string, not {request.id!r}", param="request_id")
+            if bounded and self._num_queued() + len(self._sinks) >= self.max_queue:
                 raise OverloadedError(f"the request queue is full ({self.max_queue} requests); try again later")
             self._inbox.append((request, sink))
             self._wake.notify()
 
     def abort(self, request_id: str) -> None:
         """Drop a request before the next step. An id that is not known (any more) is ignored."""
+        if not isinstance(request_id, str):
+            return
         with self._wake:
-            self._inbox.append(request_id)
-            self._wake.notify()
+            if not self._stopping:
+                self._inbox.append(request_id)
+                self._wake.notify()
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run a function in the engine's thread, between two steps, and wait for it. What it raises is raised here."""
+        if threading.current_thread() is self._thread:
+            return function()
         done: Future[Result] = Future()
         with self._wake:
             if self._stopping or not self._thread.is_alive():
@@ -127,7 +140,7 @@ class EngineWorker:
         request, sink = entry
         if request.id in self._sinks:
             taken = RequestFailedError(f"request id {request.id!r} is already in use", param="request_id")
-            sink([RequestUpdate(request, finished=True, error=taken)])
+            _hand_over(sink, [RequestUpdate(request, finished=True, error=taken)])
             return
         self._sinks[request.id] = sink
         try:
@@ -149,10 +162,17 @@ class EngineWorker:
                 del self._sinks[update.request.id]
             by_sink.setdefault(id(sink), (sink, []))[1].append(update)
         for sink, own in by_sink.values():
-            try:
-                sink(own)
-            except Exception:
-                logger.exception("a receiver of updates failed")
+            _hand_over(sink, own)
+
+    def _num_queued(self) -> int:
+        return sum(isinstance(entry, tuple) for entry in self._inbox)
+
+
+def _hand_over(sink: Sink, updates: Sequence[RequestUpdate]) -> None:
+    try:
+        sink(updates)
+    except Exception:
+        logger.exception("a receiver of updates failed")
 
 
 def _settle(future: Future[Result], function: Callable[[], Result]) -> None:

@@ -109,8 +109,10 @@ def resolve(model: str | None, *, fetch_missing: bool, progress: Progress | None
     with contextlib.suppress(OSError):  # such as a name that is too long for the file system
         if path.exists():
             return path
+    if path.is_absolute() or (model.endswith(".gguf") and ":" not in model):
+        raise LoadError(f"there is no file or folder {model}")
     hub = _HUB_ID.fullmatch(model)
-    if hub is None or (hub["file"] is None and model.endswith(".gguf")) or model.startswith("."):
+    if hub is None or model.startswith("."):
         known = ", ".join(CATALOG)
         raise LoadError(
             f"{model!r} is not a known model ({known}), there is no file or folder of that name, "
