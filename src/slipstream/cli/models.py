@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from slipstream.cli.console import facts, progress_bars, size, stdout_console
+from slipstream.core.damage import reading
 
 app = typer.Typer(no_args_is_help=True, help="List, fetch and look into models.")
 
@@ -65,11 +66,12 @@ def info(
 
     checkpoint = open_checkpoint(catalog.resolve(model, fetch_missing=False))
     try:
-        found = checkpoint.describe() | {
-            "vocab_size": (checkpoint.config.get("text_config") or checkpoint.config).get("vocab_size"),
-            "chat_template": checkpoint.chat_template is not None,
-            "eos_token_ids": list(checkpoint.eos_token_ids),
-        }
+        with reading(str(checkpoint.path)):
+            found = checkpoint.describe() | {
+                "vocab_size": (checkpoint.config.get("text_config") or checkpoint.config).get("vocab_size"),
+                "chat_template": checkpoint.chat_template is not None,
+                "eos_token_ids": list(checkpoint.eos_token_ids),
+            }
     finally:
         checkpoint.close()
     if as_json:

@@ -13,6 +13,7 @@ import torch
 from slipstream.cache.manager import CacheManager
 from slipstream.cache.spec import longest_window
 from slipstream.core.config import EngineConfig
+from slipstream.core.damage import reading
 from slipstream.core.errors import ConfigError
 from slipstream.core.sampling_params import SamplingParams
 from slipstream.devices.cpu import CpuDevice
@@ -68,7 +69,13 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
     if progress is not None:
         progress("measuring", 0, 0)
     costs = measure_costs(step, max_model_len=max_model_len, page_size=config.page_size, row_tile=device.row_tile)
-    tokenizer = load_tokenizer(config, checkpoint)
+    with reading(f"{path}: tokenizer"):
+        tokenizer = load_tokenizer(config, checkpoint)
+    with reading(f"{path}: chat template"):
+        template = load_template(config, checkpoint, tokenizer)
+    with reading(f"{path}: generation config"):
+        generation = {**catalog.published_sampling(path), **checkpoint.generation_config}
+        defaults = default_params(config, generation)
     engine = Engine(
         Runner(step),
         CacheManager(
@@ -89,10 +96,10 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
     )
     inputs = InputProcessor(
         tokenizer=tokenizer,
-        template=load_template(config, checkpoint, tokenizer),
+        template=template,
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
-        defaults=default_params(config, {**catalog.published_sampling(path), **checkpoint.generation_config}),
+        defaults=defaults,
         seed=config.seed,
     )
     report["start"] = f"{time.perf_counter() - begin:.1f} s"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream.core.damage import reading
 from slipstream.core.errors import LoadError
 from slipstream.loading.gguf_checkpoint import GGUFCheckpoint
 from slipstream.loading.safetensors_folder import SafetensorsFolder, no_weights
@@ -71,6 +72,11 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     Raises LoadError, one sentence that names the file and the problem.
     """
     path = Path(path)
+    with reading(str(path)):
+        return _open(path)
+
+
+def _open(path: Path) -> Checkpoint:
     if path.is_dir():
         return _open_folder(path)
     if path.suffix == ".safetensors":

@@ -8,6 +8,9 @@ from typing import Any
 from slipstream.core.errors import LoadError
 from slipstream.layers.rope import RopeConfig
 
+MOST_LAYERS = 4096
+"""No model has more; a damaged file may say so."""
+
 
 class ConfigReader:
     """A config.json (or what a GGUF file says, under the same names)."""
@@ -15,11 +18,13 @@ class ConfigReader:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
 
-    def integer(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
         value = self.values.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise LoadError(f"config: {name} must be a positive whole number, not {value!r}")
+        if value > most:
+            raise LoadError(f"config: {name} is {value}, more than the {most} that any model has")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

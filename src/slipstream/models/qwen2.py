@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream.core.errors import LoadError
-from slipstream.models.config import ConfigReader
+from slipstream.models.config import MOST_LAYERS, ConfigReader
 from slipstream.models.decoder import Decoder, LayerConfig
 from slipstream.models.llama import decoder_config
 
@@ -15,7 +15,7 @@ from slipstream.models.llama import decoder_config
 def layer_windows(values: Mapping[str, Any]) -> list[int]:
     """The window of each layer: from `layer_types`, else from `use_sliding_window` and `max_window_layers`."""
     read = ConfigReader(values)
-    count = read.integer("num_hidden_layers")
+    count = read.integer("num_hidden_layers", most=MOST_LAYERS)
     window = read.window() if read.flag("use_sliding_window") else 0
     kinds = values.get("layer_types")
     if kinds is None:

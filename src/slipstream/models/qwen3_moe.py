@@ -16,7 +16,7 @@ def build(values: Mapping[str, Any]) -> Decoder:
     """A Qwen3-MoE model from its config.json; parameters are empty."""
     read = ConfigReader(values)
     experts = ExpertConfig(
-        experts=read.integer("num_local_experts", values.get("num_experts")),
+        experts=read.integer("num_local_experts", values.get("num_experts"), most=2**16),
         top_k=read.integer("num_experts_per_tok"),
         intermediate=read.integer("moe_intermediate_size"),
         renormalise=read.flag("norm_topk_prob"),

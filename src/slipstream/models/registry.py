@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from slipstream.core.damage import reading
 from slipstream.core.errors import LoadError
 from slipstream.models.decoder import Decoder
 
@@ -25,7 +26,8 @@ def build_model(values: Mapping[str, Any]) -> Decoder:
         raise LoadError(f"config: architectures must be a list of names, not {names!r}")
     for name in names:
         if name in ARCHITECTURES:
-            model: Decoder = importlib.import_module(ARCHITECTURES[name]).build(values)
-            return model
+            with reading(f"config of {name}"):
+                model: Decoder = importlib.import_module(ARCHITECTURES[name]).build(values)
+                return model
     asked = ", ".join(names) or f"model_type {values.get('model_type')!r}"
     raise LoadError(f"architecture {asked} is not implemented; implemented are {', '.join(ARCHITECTURES)}")

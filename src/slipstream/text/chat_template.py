@@ -290,7 +290,11 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
         return datetime.datetime.now().strftime(form)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+        # Not optimized: folding of constants would compute what a template only would when rendered.
+        trim_blocks=True,
+        lstrip_blocks=True,
+        optimized=False,
+        extensions=[Generation, jinja2.ext.loopcontrols],
     )
     environment.filters["tojson"] = tojson
     environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
