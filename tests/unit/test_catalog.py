@@ -242,9 +242,14 @@ class TestResolve:
         assert catalog.resolve("org/name", fetch_missing=False) == Path("org/name")  # a path wins over a Hub id
         assert catalog.resolve("~/org", fetch_missing=False) == tmp_path / "org"
 
-    @pytest.mark.parametrize("model", ["nope", "/no/such/model", "a/b.gguf", "./a/b", "../x", "a/b:c.bin", "a" * 5000])
+    @pytest.mark.parametrize("model", ["nope", "./a/b", "../x", "a/b:c.bin", "a" * 5000])
     def test_what_was_tried(self, pip: Pip, model: str) -> None:
         with pytest.raises(LoadError, match=r"not a known model \(tiny\), .*no file or folder.*Hugging Face id"):
+            catalog.resolve(model, fetch_missing=True)
+
+    @pytest.mark.parametrize("model", ["/no/such/model", "a/b.gguf", "model.gguf"])
+    def test_a_path_that_is_not_there(self, pip: Pip, model: str) -> None:
+        with pytest.raises(LoadError, match=f"^there is no file or folder {model}$"):
             catalog.resolve(model, fetch_missing=True)
 
     def test_listing(self, pip: Pip) -> None:

@@ -29,7 +29,8 @@ def test_it_learns_under_any_first_measurement(disturbance: float) -> None:
     for tiles in (1, 2, 4):
         for attention in (2.0, 20.0, 60.0):
             shape = StepShape(tiles, attention)
-            assert costs.predict(shape) == pytest.approx(true_cost(shape), rel=0.3)
+            # A little too much costs a few rows a step; too little would break the promised step time.
+            assert 0.8 <= costs.predict(shape) / true_cost(shape) <= 1.7
 
 
 def test_an_undisturbed_fit_is_right_at_once() -> None:
