@@ -193,6 +193,7 @@ ATTENTION = {
     "one-page": AttentionShape((16,), 4, 2, 16, 32),
     "several-groups-of-pages": AttentionShape((300, 17, 131), 9, 3, 64, 16),
     "window": AttentionShape((300, 140, 20), 4, 4, 24, 16, window=37),
+    "window-over-groups": AttentionShape((500, 420), 2, 1, 8, 4, window=400),
     "window-of-one": AttentionShape((40, 9), 2, 1, 8, 4, window=1),
     "page-of-one": AttentionShape((21, 3), 4, 1, 32, 1),
     "bfloat16": AttentionShape((200, 90), 8, 2, 32, 32, dtype=torch.bfloat16),

@@ -289,13 +289,21 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     def strftime_now(form: str) -> str:
         return datetime.datetime.now().strftime(form)
 
+    class NoFolding(jinja2.compiler.CodeGenerator):
+        """Jinja computes constant expressions while it compiles; a template must compute nothing when it is loaded."""
+
+        def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
+            if not isinstance(node, nodes.TemplateData):
+                raise nodes.Impossible
+            return super()._output_child_to_const(node, frame, finalize)
+
     environment = ImmutableSandboxedEnvironment(
-        # Not optimized: folding of constants would compute what a template only would when rendered.
         trim_blocks=True,
         lstrip_blocks=True,
         optimized=False,
         extensions=[Generation, jinja2.ext.loopcontrols],
     )
+    environment.code_generator_class = NoFolding
     environment.filters["tojson"] = tojson
     environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
     return environment
