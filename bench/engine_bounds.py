@@ -47,13 +47,17 @@ def step_ms(llm: LLM, sequences: int, context: int, steps: int) -> tuple[list[fl
 
     def watched() -> Any:
         updates = step()
-        recorded.append((engine.batch.num_rows, engine.stats.step_ms, engine.stats.host_ms))
+        alone = engine.batch.num_rows == engine.batch.num_sequences  # every sequence has one row: all decode
+        recorded.append((engine.batch.num_rows if alone else 0, engine.stats.step_ms, engine.stats.host_ms))
         return updates
 
     engine.step = watched  # type: ignore[method-assign]
+    # Prompts in as few steps as possible, so that all sequences decode at once for a while.
+    bound, engine.scheduler.max_step_ms = engine.scheduler.max_step_ms, 1e9
     prompts = [[(7 * s + i) % 1000 + 20 for i in range(context - steps // 2)] for s in range(sequences)]
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True))
     engine.step = step  # type: ignore[method-assign]
+    engine.scheduler.max_step_ms = bound
     decoding = [(total, host) for rows, total, host in recorded if rows == sequences][1:]
     return [total for total, _ in decoding], [host for _, host in decoding]
 
@@ -62,8 +66,8 @@ def compare_batches(llm: LLM, pairs: int) -> dict[str, Any]:
     """Interleaved pairs of one sequence and 16."""
     ratios, one, sixteen, hosts = [], [], [], {1: [], 16: []}
     for _ in range(pairs):
-        single, host_single = step_ms(llm, 1, 256, 16)
-        many, host_many = step_ms(llm, 16, 256, 16)
+        single, host_single = step_ms(llm, 1, 256, 32)
+        many, host_many = step_ms(llm, 16, 256, 32)
         one.append(statistics.median(single))
         sixteen.append(statistics.median(many))
         ratios.append(sixteen[-1] / one[-1])

