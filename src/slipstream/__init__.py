@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from slipstream.core.config import tame_openmp
-
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
     from slipstream.core.sampling_params import SamplingParams
     from slipstream.engine.async_engine import AsyncEngine
     from slipstream.engine.llm import LLM
-
-tame_openmp()
 
 _LAZY = {
     "LLM": "slipstream.engine.llm",

@@ -39,16 +39,6 @@ def env_value(setting: str) -> str | None:
     return os.environ.get(env_name(setting))
 
 
-def tame_openmp() -> None:
-    """Let OpenMP's threads spin for tens of microseconds and then sleep. It counts if torch is not loaded yet.
-
-    GNU's default is to spin for milliseconds. When another process wants a CPU, a thread that spins keeps it from the
-    one that is waited for: steps of 50 ms were seen to take seconds. This costs a few per cent on an idle machine.
-    """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "2000"
-
-
 def cache_dir() -> Path:
     """Where downloaded models and compiled programs live: SLIPSTREAM_CACHE_DIR, else the user's cache folder."""
     own = env_value("cache_dir")
