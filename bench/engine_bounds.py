@@ -40,7 +40,7 @@ def interval(ratios: list[float], draws: int = 2000) -> dict[str, float]:
 
 
 def step_ms(llm: LLM, sequences: int, context: int, steps: int) -> tuple[list[float], list[float]]:
-    """Times and host times in ms of steps that decode `sequences` sequences around a context."""
+    """Times and host times in ms of steps that decode `sequences` sequences up to a context."""
     engine = llm.loaded.engine
     recorded: list[tuple[int, float, float]] = []
     step = engine.step
@@ -54,7 +54,7 @@ def step_ms(llm: LLM, sequences: int, context: int, steps: int) -> tuple[list[fl
     engine.step = watched  # type: ignore[method-assign]
     # Prompts in as few steps as possible, so that all sequences decode at once for a while.
     bound, engine.scheduler.max_step_ms = engine.scheduler.max_step_ms, 1e9
-    prompts = [[(7 * s + i) % 1000 + 20 for i in range(context - steps // 2)] for s in range(sequences)]
+    prompts = [[(7 * s + i) % 1000 + 20 for i in range(context - steps)] for s in range(sequences)]
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True))
     engine.step = step  # type: ignore[method-assign]
     engine.scheduler.max_step_ms = bound
@@ -141,11 +141,12 @@ def _until(done: threading.Event, on_update: Any, update: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--prompts", type=int, default=4, help="0: keep the stored figures of the stream")
     parser.add_argument("--max-step-ms", type=float, default=100.0)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "engine_bounds.json")
     args = parser.parse_args()
     threading.excepthook = lambda info: None if info.exc_type is _Enough else threading.__excepthook__(info)
+    kept = json.loads(args.output.read_text()) if args.output.exists() else {"stream": None}
     load = ForeignLoad()
     with LLM(max_step_ms=args.max_step_ms, cache_memory=2 * 2**30, prefix_caching=False) as llm:
         probe = llm.run_in_engine(ReadProbe)
@@ -155,7 +156,7 @@ def main() -> None:
             "command": shlex.join(["python", "bench/engine_bounds.py", *sys.argv[1:]]),
             "batch": compare_batches(llm, args.pairs),
             "probed_gb_per_s": [before / 1e9, llm.run_in_engine(probe.measure) / 1e9],
-            "stream": stream_under_load(llm, args.max_step_ms, args.prompts),
+            "stream": stream_under_load(llm, args.max_step_ms, args.prompts) if args.prompts else kept["stream"],
             "foreign_load": load.share(),
             "cpu": cpu_name(),
             "threads": llm.loaded.device.threads,
