@@ -438,8 +438,7 @@ def penalty_misses_last_token(patch: Patch) -> None:
     """Penalties count the output without its latest token."""
 
     def commit(original: Any, self: SequenceSampler, tokens: Sequence[int]) -> None:
-        counts, late = self._counts, getattr(self.params, "late", None)
-        del late
+        counts = self._counts
         held = _LATE.get(id(self), [])
         self._counts = None
         original(self, tokens)

@@ -85,13 +85,6 @@ class CacheManager:
         pages.nodes = nodes
         return len(nodes) * self.page_size
 
-    def matched_tokens(self, namespace: Hashable, tokens: Sequence[int]) -> int:
-        """How many tokens `match` would find now."""
-        if not self.prefix_caching:
-            return 0
-        limit = (len(tokens) - 1) // self.page_size
-        return len(self.tree.match(namespace, self._keys(tokens, 0, limit))) * self.page_size
-
     def grow(self, pages: SequencePages, tokens: int) -> bool:
         """Make room for `tokens` tokens in all. -> False when memory is short; what was got stays with the sequence."""
         needed = self.pages_for(tokens)
