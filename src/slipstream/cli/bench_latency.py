@@ -6,10 +6,11 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from slipstream.cli.percentiles import Figures, nearest_rank
 from slipstream.core.errors import ConfigError
 from slipstream.core.request import RequestUpdate
 from slipstream.core.sampling_params import SamplingParams
@@ -56,7 +57,7 @@ class Run:
 
     @property
     def probes_differ(self) -> bool:
-        return max(self.probes) > (1 + PROBES_AGREE) * min(self.probes)
+        return probes_differ(self.probes)
 
 
 @dataclass
@@ -93,12 +94,17 @@ class Latency:
         }
 
 
-def spread(values: Iterable[float]) -> dict[str, float | None]:
+def probes_differ(probes: tuple[float, float]) -> bool:
+    """Whether two probes of the bandwidth are too far apart for what ran between them to be compared with it."""
+    return max(probes) > (1 + PROBES_AGREE) * min(probes)
+
+
+def spread(values: Iterable[float]) -> Figures:
     """Median, min, max and 95th percentile (nearest rank) of values; None each if there are none."""
     ordered = sorted(values)
     if not ordered:
         return dict.fromkeys(("median", "min", "max", "p95"))
-    p95 = ordered[max(0, -(-95 * len(ordered) // 100) - 1)]
+    p95 = nearest_rank(ordered, 95)
     return {"median": statistics.median(ordered), "min": ordered[0], "max": ordered[-1], "p95": p95}
 
 
@@ -111,13 +117,17 @@ def measure(llm: LLM, shape: Shape, *, warmup: int, repeats: int) -> Latency:
     vocab: int = llm.loaded.model.vocab_size
     prompts = [[chooser.randrange(vocab) for _ in range(shape.input_len)] for _ in range(shape.batch_size)]
     params = SamplingParams(temperature=0.0, max_tokens=shape.output_len, ignore_eos=True)
+
+    def generate(on_update: Callable[[RequestUpdate], None]) -> None:
+        llm.generate(list(prompts), params, on_update=on_update)
+
     for _ in range(warmup):
-        _timed(llm, prompts, params)
+        token_times(generate)
     probe = llm.run_in_engine(ReadProbe)
     latency = Latency(shape, bytes_per_step(llm, shape))
     before = llm.run_in_engine(probe.measure)
     for _ in range(repeats):
-        times = _timed(llm, prompts, params)
+        times = token_times(generate)
         after = llm.run_in_engine(probe.measure)
         latency.runs.append(Run(times, (before, after)))
         before = after
@@ -130,8 +140,8 @@ def measure(llm: LLM, shape: Shape, *, warmup: int, repeats: int) -> Latency:
     return latency
 
 
-def _timed(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[float]]:
-    """For each prompt, when each token came to the caller."""
+def token_times(run: Callable[[Callable[[RequestUpdate], None]], object]) -> list[list[float]]:
+    """Call `run` with a receiver of updates. -> for each request, seconds until each of its tokens came."""
     times: dict[str, list[float]] = {}
     begin = time.perf_counter()
 
@@ -140,7 +150,7 @@ def _timed(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -
         for delta in update.deltas:
             times.setdefault(update.request.id, []).extend([now] * len(delta.token_ids))
 
-    llm.generate(list(prompts), params, on_update=on_update)
+    run(on_update)
     return list(times.values())
 
 
