@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slipstream.core.errors import InvalidRequestError
 
 # Names under which clients send an assistant's reasoning; templates read the first or the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+# Templates write roles between the fences of control tokens, as in "<|" + role + "|>": no role may be made up.
+KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+# Variables of a template that a request sets by its own fields, or the model sets.
+_RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+    | {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+    | {"additional_special_tokens"}
+)
 
 
 def checked_messages(messages: Any, *, keep_parts: bool) -> list[dict[str, Any]]:
@@ -35,12 +43,37 @@ def checked_dicts(values: Any, param: str) -> list[dict[str, Any]] | None:
     return list(values)
 
 
+def checked_variables(variables: Any, *, reserved: Collection[str] = ()) -> dict[str, Any]:
+    """Further variables for a template (`chat_template_kwargs`): an object that sets nothing which is set elsewhere.
+
+    Args:
+        variables: from a request; None stands for none.
+        reserved: names that the model sets, beside those that are always refused.
+
+    Raises:
+        InvalidRequestError: `variables` is no object, or has a name that is reserved.
+    """
+    param = "chat_template_kwargs"
+    if variables is None:
+        return {}
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise InvalidRequestError("The chat_template_kwargs must be an object.", param=param)
+    for name in variables:
+        if name in _RESERVED or name in reserved:
+            raise InvalidRequestError(f"chat_template_kwargs cannot set {name}, which is set elsewhere.", param=param)
+    return dict(variables)
+
+
 def _checked(message: Any, path: str, keep_parts: bool) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InvalidRequestError(f"{path} must be an object with a role and a content.", param=path)
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequestError(f"{path}.role must be a text.", param=f"{path}.role")
+    if role not in KNOWN_ROLES:
+        raise InvalidRequestError(
+            f"{path}.role is {role[:40]!r}, but must be one of {', '.join(KNOWN_ROLES)}.", param=f"{path}.role"
+        )
     kept = {key: value for key, value in message.items() if value is not None}
     if "content" in kept:
         kept["content"] = _content(kept["content"], f"{path}.content", keep_parts)
@@ -95,6 +128,25 @@ def _tool_call(call: dict[str, Any], path: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise InvalidRequestError(f"{where} must be a JSON object.", param=where)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def with_arguments_as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """New messages with the arguments of tool calls as JSON text, and content beside them; None without tool calls."""
+    if not any(message.get("tool_calls") for message in messages):
+        return None
+    return [
+        {"content": "", **message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def with_last_text(messages: Sequence[dict[str, Any]], suffix: str) -> tuple[list[dict[str, Any]], str]:

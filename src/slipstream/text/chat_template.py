@@ -14,8 +14,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.errors import InvalidRequestError, LoadError
-from slipstream.text.chat_messages import checked_dicts, checked_messages, with_last_text
-from slipstream.text.look_alikes import LookAlikes, strings_in
+from slipstream.text.chat_messages import (
+    checked_dicts,
+    checked_messages,
+    checked_variables,
+    with_arguments_as_text,
+    with_last_text,
+)
+from slipstream.text.look_alikes import strings_in, undisguised
 
 if TYPE_CHECKING:
     import jinja2
@@ -26,7 +32,6 @@ if TYPE_CHECKING:
 # Put at the end of a message that is to be continued; the rendered text is cut there. The space shows whether the
 # template trims messages.
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
-_PRIVATE_USE = range(0xE000, 0xF900)
 
 
 @dataclass(frozen=True)
@@ -63,11 +68,13 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token, **(special_tokens or {})}
         try:
             self._template = _environment().from_string(source)
-            self.takes_parts = _iterates_over_content(_environment().parse(source))
+            tree = _environment().parse(source)
         except (jinja2.TemplateError, RecursionError) as error:
             line = getattr(error, "lineno", None)
             where = f" in line {line}" if line else ""
             raise LoadError(f"The chat template is not valid Jinja{where}: {_one_line(error)}.") from error
+        self.takes_parts = _iterates_over_content(tree)
+        self.constants = _string_constants(tree)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, source: str | None = None) -> ChatTemplate | None:
@@ -130,15 +137,11 @@ class ChatTemplate:
             raise InvalidRequestError(
                 "A chat can continue its last message or begin a new answer, not both.", param="continue_final_message"
             )
-        if "messages" in kwargs:
-            raise InvalidRequestError(
-                "The messages cannot be replaced by a variable of the template.", param="chat_template_kwargs"
-            )
         return ChatInputs(
             messages=checked_messages(messages, keep_parts=self.takes_parts),
             tools=checked_dicts(tools, "tools"),
             documents=checked_dicts(documents, "documents"),
-            extra=kwargs,
+            extra=checked_variables(kwargs, reserved=self._tokens),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
@@ -149,18 +152,29 @@ class ChatTemplate:
         if inputs.continue_final_message:
             messages, final = with_last_text(messages, _CONTINUE)
         try:
-            text = self._template.render(
-                messages=messages,
-                tools=inputs.tools,
-                documents=inputs.documents,
-                add_generation_prompt=inputs.add_generation_prompt,
-                **{**self._tokens, **inputs.extra},
-            )
+            try:
+                text = self._rendered(messages, inputs)
+            except Exception:
+                # Some templates, such as DeepSeek's, add the arguments of tool calls to a text.
+                as_text = with_arguments_as_text(messages)
+                if as_text is None:
+                    raise
+                text = self._rendered(as_text, inputs)
         except Exception as error:  # a template may fail in any way, and does so because of the messages
             raise InvalidRequestError(
                 f"The chat template does not accept these messages: {_one_line(error)}.", param="messages"
             ) from error
         return _cut_at_end_of(final, text) if inputs.continue_final_message else text
+
+    def _rendered(self, messages: list[dict[str, Any]], inputs: ChatInputs) -> str:
+        return self._template.render(
+            messages=messages,
+            tools=inputs.tools,
+            documents=inputs.documents,
+            add_generation_prompt=inputs.add_generation_prompt,
+            **self._tokens,
+            **inputs.extra,
+        )
 
 
 def encode_chat(
@@ -168,12 +182,12 @@ def encode_chat(
 ) -> list[int]:
     """Renders a chat and tokenizes it: only what the template writes can become control tokens.
 
-    Look-alikes of control tokens in messages, tools, documents and template variables are broken up with a private
-    character while the template is rendered, and put together again once the template's own control tokens have been
-    found. Without look-alikes the ids equal those of transformers' `apply_chat_template`.
+    The signs that fence control tokens are disguised in messages, tools, documents and template variables while the
+    template is rendered, and shown again once the template's own control tokens have been found. Without look-alikes
+    the ids equal those of transformers' `apply_chat_template`.
 
-    Not covered: a template that itself puts a control token together around a request's text, as "<|" + role + "|>"
-    does. Whoever takes requests should accept known roles only.
+    Not covered: a template that itself puts a control token together around a request's text. Roles, where templates
+    do so, can only be the known ones.
 
     Args:
         tokenizer: of the model.
@@ -191,40 +205,31 @@ def encode_chat(
     inputs = template.check(messages, **options)
     given = [inputs.messages, inputs.tools, inputs.documents, inputs.extra]
     look_alikes = tokenizer.look_alikes
-    if not any(look_alikes.breaks(text) for text in strings_in(given)):
+    if not look_alikes.possible_in(strings_in(given)):
         text = template.render_inputs(inputs)
         return tokenizer.encode(text, add_special_tokens=False, parse_control=True, param="messages")
-    marker = _unused_character([template.source, *strings_in(given)])
-    marked = _marked(inputs, look_alikes, marker)
-    return _encode_marked(tokenizer, template.render_inputs(marked), marker)
-
-
-def _marked(inputs: ChatInputs, look_alikes: LookAlikes, marker: str) -> ChatInputs:
+    stand_ins = look_alikes.stand_ins([template.source, *strings_in(given)])
     names = ("messages", "tools", "documents", "extra")
-    return replace(inputs, **{name: look_alikes.mark(getattr(inputs, name), marker) for name in names})
+    changes = {name: look_alikes.disguise(getattr(inputs, name), stand_ins, template.constants) for name in names}
+    try:
+        text = template.render_inputs(replace(inputs, **changes))
+    except InvalidRequestError as error:
+        raise InvalidRequestError(undisguised(error.message, stand_ins), param=error.param) from error
+    return _encode_disguised(tokenizer, text, stand_ins)
 
 
-def _encode_marked(tokenizer: Tokenizer, text: str, marker: str) -> list[int]:
-    """Ids of a rendered text: control tokens where they stand unbroken, plain text between them."""
-    escaped = json.dumps(marker)[1:-1]  # how a template that escapes non-ASCII characters has written it
+def _encode_disguised(tokenizer: Tokenizer, text: str, stand_ins: dict[str, str]) -> list[int]:
+    """Ids of a rendered text: control tokens where they stand undisguised, plain text between them."""
     ids: list[int] = []
     done = 0
     for start, end, token in [*tokenizer.control_spans(text, param="messages"), (len(text), len(text), -1)]:
-        plain = text[done:start].replace(marker, "").replace(escaped, "")
+        plain = undisguised(text[done:start], stand_ins)
         if plain:
             ids += tokenizer.encode(plain, add_special_tokens=False, continues=done > 0, param="messages")
         if token >= 0:
             ids.append(token)
         done = end
     return ids
-
-
-def _unused_character(texts: Sequence[str]) -> str:
-    for code in _PRIVATE_USE:
-        char, escaped = chr(code), f"\\u{code:04x}"
-        if not any(char in text or escaped in text.lower() for text in texts):
-            return char
-    raise InvalidRequestError("The messages use every private-use character of Unicode.", param="messages")
 
 
 def _cut_at_end_of(final: str, text: str) -> str:
@@ -258,6 +263,13 @@ def _iterates_over_content(tree: jinja2.nodes.Template) -> bool:
             if isinstance(node, nodes.Name) and node.name == "content":
                 return True
     return False
+
+
+def _string_constants(tree: jinja2.nodes.Template) -> frozenset[str]:
+    """The strings that a template may look for in a message, besides those that it only writes."""
+    from jinja2 import nodes
+
+    return frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
 
 
 @cache

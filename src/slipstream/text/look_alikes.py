@@ -1,64 +1,93 @@
-"""Breaking up control tokens spelled out in user text, so that no tokenizer can take them for real ones."""
+"""Disguising control tokens spelled out in user text, so that no tokenizer can take them for real ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
+
+from slipstream.core.errors import InvalidRequestError
+
+_PRIVATE_USE = range(0xE000, 0xF900)
 
 
 class LookAlikes:
-    """Finds where a text must be broken up so that it neither holds nor completes a control token.
+    """Replaces the signs that fence control tokens by stand-ins.
 
-    Three cases: a whole control token in the text; the beginning of one at the end of the text, which whatever
-    follows might complete; the end of one at the beginning. A break lies inside the look-alike, never beside white
-    space, so a template that trims the text still trims the same.
+    Control tokens are fenced by signs, as "<" and ">" fence "<|im_end|>". User text without these signs can neither
+    hold a control token nor become one, whatever a template does to it: lower case, cutting, replacing, joining, or
+    setting it beside text of its own. A stand-in is one character, so lengths stay as well.
+
+    Only a template that writes both fences itself, as in "<|" + name + "|>", makes a control token of user text.
     """
 
     def __init__(self, control_tokens: Iterable[str]) -> None:
-        tokens = [token for token in control_tokens if token]
-        firsts = {token[0] for token in tokens}
-        self._by_first = {first: tuple(token for token in tokens if token[0] == first) for first in firsts}
-        self._heads = {token[:n] for token in tokens if _is_sign(token[0]) for n in range(1, len(token))}
-        self._tails = {token[-n:] for token in tokens if _is_sign(token[-1]) for n in range(1, len(token))}
-        self._longest = max((len(token) for token in tokens), default=0)
+        self._tokens = tuple(token for token in control_tokens if token)
+        self._signs = {char for token in self._tokens for char in (token[0], token[-1]) if _is_sign(char)}
+        # The few tokens that begin and end with letters or white space are found as a whole.
+        bare = [token for token in self._tokens if self._signs.isdisjoint((token[0], token[-1]))]
+        self._found = [*bare, *self._signs]
+        self._heads = {token[:n] for token in self._tokens for n in range(1, len(token))}
+        self._tails = {token[-n:] for token in self._tokens for n in range(1, len(token))}
+        self._any_found = _any_of(self._found)
+        self._rules: dict[frozenset[str], tuple[frozenset[str], re.Pattern[str]]] = {}
 
-    def breaks(self, text: str, *, borders: bool = True) -> list[int]:
-        """Positions in the text, ascending, before which a marker belongs. `borders`: also the ends of the text."""
-        found = set()
-        for first, tokens in self._by_first.items():
-            at = text.find(first)
-            while at >= 0:
-                if text.startswith(tokens, at):
-                    found.add(at + 1)
-                at = text.find(first, at + 1)
-        if borders:
-            for length in range(1, min(self._longest, len(text) + 1)):
-                if text[-length:] in self._heads:
-                    found.add(len(text) - length + 1)
-                if text[:length] in self._tails:
-                    found.add(length - 1)
-        return sorted(found)
+    def possible_in(self, texts: Iterable[str]) -> bool:
+        """Whether a text holds anything that a control token could be made of."""
+        return any(self._any_found.search(text) for text in texts)
 
-    def mark(self, value: Any, marker: str) -> Any:
-        """A copy of plain data (dicts, lists, strings) in which every string is broken up with the marker.
+    def stand_ins(self, texts: Collection[str]) -> dict[str, str]:
+        """For each character to replace, one that none of the texts uses.
 
-        Keys are broken up only at whole control tokens: templates look them up.
+        Raises:
+            InvalidRequestError: the texts leave too few of Unicode's private-use characters.
         """
-        if isinstance(value, str):
-            return self._marked(value, marker)
-        if isinstance(value, dict):
-            return {self._marked(k, marker, borders=False): self.mark(v, marker) for k, v in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.mark(item, marker) for item in value]
-        return value
+        originals = sorted({text[0] for text in self._found})
+        together = "\0".join(texts)
+        lowered = together.lower()
+        free = (chr(c) for c in _PRIVATE_USE if chr(c) not in together and f"\\u{c:04x}" not in lowered)
+        chosen = dict(zip(originals, free, strict=False))
+        if len(chosen) < len(originals):
+            raise InvalidRequestError("The messages use too many private-use characters of Unicode.", param="messages")
+        return chosen
 
-    def _marked(self, text: Any, marker: str, *, borders: bool = True) -> Any:
-        if not isinstance(text, str):
-            return text
-        places = self.breaks(text, borders=borders)
-        if not places:
-            return text
-        return marker.join(text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True))
+    def disguise(self, value: Any, stand_ins: dict[str, str], constants: frozenset[str]) -> Any:
+        """A copy of plain data (dicts with their keys, lists, strings) with stand-ins for signs.
+
+        Args:
+            value: the data.
+            stand_ins: from `stand_ins`.
+            constants: the strings that the template itself names, such as "</think>". It may look for them, so their
+                signs stay, unless these could be part of a control token.
+        """
+        kept, pattern = self._rule(constants)
+
+        def replaced(match: re.Match[str]) -> str:
+            text = match.group()
+            return text if text in kept else stand_ins[text[0]] + text[1:]
+
+        return _mapped(value, lambda text: pattern.sub(replaced, text))
+
+    def _rule(self, constants: frozenset[str]) -> tuple[frozenset[str], re.Pattern[str]]:
+        if constants not in self._rules:
+            kept = frozenset(text for text in constants if self._harmless(text))
+            self._rules[constants] = kept, _any_of([*kept, *self._found])
+        return self._rules[constants]
+
+    def _harmless(self, constant: str) -> bool:
+        """Whether the signs in a constant can be no part of a control token, inside it or across its ends."""
+        if self._signs.isdisjoint(constant) or any(token in constant or constant in token for token in self._tokens):
+            return False
+        ends = range(1, len(constant) + 1)
+        return not any(constant[-n:] in self._heads or constant[:n] in self._tails for n in ends)
+
+
+def undisguised(text: str, stand_ins: dict[str, str]) -> str:
+    """The text with its signs again, also where a template has escaped what is not ASCII."""
+    originals = {stand_in: sign for sign, stand_in in stand_ins.items()}
+    originals |= {_escaped(stand_in): _escaped(sign) for sign, stand_in in stand_ins.items()}
+    return _any_of(originals).sub(lambda match: originals[match.group()], text)
 
 
 def strings_in(value: Any) -> Iterable[str]:
@@ -74,6 +103,26 @@ def strings_in(value: Any) -> Iterable[str]:
             yield from strings_in(item)
 
 
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mapped(item, change) for item in value]
+    return value
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Finds any of the texts, the longest first; nothing if there are none."""
+    longest_first = sorted(texts, key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def _escaped(char: str) -> str:
+    return json.dumps(char)[1:-1]
+
+
 def _is_sign(char: str) -> bool:
-    """Control tokens are fenced by signs. A letter or a space at a border is too common to be broken at."""
+    """A letter or white space at the end of a control token is too common in text to be replaced."""
     return not char.isalnum() and not char.isspace()
