@@ -279,6 +279,18 @@ def test_the_limit_of_requests_in_flight_is_kept_and_reached():
     assert all(answer.failure is None for answer in flight.answers)
 
 
+def test_a_request_that_is_held_back_is_timed_from_when_it_is_sent():
+    clock = Clock()
+
+    async def answer(request, body):
+        clock.now += 1.0
+        return await Scripted().two_tokens(request, body)
+
+    flight = flown(Scripted(answer), 3, Arrivals(limit=1), clock=clock)
+    assert [found.ttft for found in flight.answers] == [1.0, 1.0, 1.0]
+    assert flight.seconds == 3.0
+
+
 def test_without_a_limit_all_are_in_flight():
     barrier = asyncio.Barrier(120)  # more than aiohttp's default number of connections
 

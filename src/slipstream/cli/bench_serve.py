@@ -254,9 +254,7 @@ class Sweep:
             model = self.model or server.first_model
             if model is None:
                 raise SlipstreamError(f"{self.client.base_url}/v1/models names no model; give --model")
-            console.print(
-                f"{self.workload.describe()} each, {model} at {self.client.base_url}", style="dim", markup=False
-            )
+            console.print(f"{self.workload.describe()}, {model} at {self.client.base_url}", style="dim", markup=False)
             for number, load in enumerate(self.loads):
                 row = await self._row(number, load, model)
                 _show(row, console)
