@@ -20,7 +20,7 @@ MODEL = HashModel()
 
 def with_engine(body: Callable[[AsyncEngine], Awaitable[None]]) -> None:
     core = make_engine(MODEL, pages=500)
-    loaded: Any = SimpleNamespace(engine=core, inputs=make_inputs(MODEL))
+    loaded: Any = SimpleNamespace(engine=core, inputs=make_inputs(MODEL), report={})
     engine = AsyncEngine.over(lambda: loaded, max_queue=100)
 
     async def bounded() -> None:
@@ -92,11 +92,11 @@ def test_leaving_early_aborts(how: str) -> None:
                 break
             await stream.aclose()
         for _ in range(500):
-            if not engine.loaded.engine.has_work:
+            if not engine.worker.engine.has_work:
                 break
             await asyncio.sleep(0.01)
-        assert not engine.loaded.engine.has_work
-        assert engine.loaded.engine.stats.output_tokens < 200
+        assert not engine.worker.engine.has_work
+        assert engine.worker.engine.stats.output_tokens < 200
 
     with_engine(body)
 
@@ -117,7 +117,7 @@ def test_bad_input_raises_before_anything_runs() -> None:
         with pytest.raises(InvalidRequestError, match="prompt_token_ids"):
             async for _ in engine.generate([1000]):
                 pass
-        assert engine.loaded.engine.stats.steps == 0
+        assert engine.worker.engine.stats.steps == 0
 
     with_engine(body)
 

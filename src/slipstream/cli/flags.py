@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
-from slipstream.core.config import EngineConfig, env_name, parse_bytes
+from slipstream.core.config import EngineConfig, ServerConfig, env_name, parse_bytes
 from slipstream.core.errors import ConfigError
 from slipstream.core.sampling_params import SamplingParams
 
@@ -29,7 +29,7 @@ class Kind(Enum):
     BIASES = "ID=X,..."
 
 
-ENGINE, SAMPLING, FILES = "Engine", "Sampling", "Files"
+ENGINE, SERVER, SAMPLING, FILES = "Engine", "Server", "Sampling", "Files"
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,10 @@ class Flag:
 
 def _engine(name: str, kind: Kind, help: str, *aliases: str, off: tuple[str, ...] = ()) -> Flag:
     return Flag(name, kind, ENGINE, help, aliases, off)
+
+
+def _server(name: str, kind: Kind, help: str, *aliases: str) -> Flag:
+    return Flag(name, kind, SERVER, help, aliases)
 
 
 def _sampling(name: str, kind: Kind, help: str, *aliases: str) -> Flag:
@@ -95,6 +99,19 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _engine("max_queue", Kind.WHOLE, "Requests that may wait before more are refused", "--max-queued-requests"),
     _engine("seed", Kind.WHOLE, "Seed of the random choices (default: a new one, which is reported)", "--random-seed"),
+    _server("host", Kind.TEXT, "Address to listen on; 0.0.0.0: all of this machine's"),
+    _server("port", Kind.WHOLE, "Port to listen on; 0: any that is free"),
+    _server("api_key", Kind.TEXTS, "Requests must carry this key; may be repeated"),
+    _server("served_model_name", Kind.TEXTS, "Name of the model in the API; may be repeated (default: as given)"),
+    _server("cors_origins", Kind.TEXTS, "Web pages' origins that may use the API, *: all; may be repeated"),
+    _server("max_body_size", Kind.SIZE, "Largest request body"),
+    _server("isolate", Kind.SWITCH, "Run the engine in a process of its own that is started again when it dies"),
+    _server("drain_seconds", Kind.NUMBER, "How long open requests may go on after SIGTERM"),
+    _server("stall_seconds", Kind.NUMBER, "An engine whose step takes longer counts as stalled"),
+    _server("log_level", Kind.TEXT, "debug, info, warning or error"),
+    _server("log_format", Kind.TEXT, "text, or json: one object a line"),
+    _server("ssl_certfile", Kind.PATH, "TLS certificate"),
+    _server("ssl_keyfile", Kind.PATH, "TLS key"),
     _sampling("max_tokens", Kind.WHOLE, "Tokens to generate at most (default: what fits)", "--max-new-tokens"),
     _sampling("temperature", Kind.NUMBER, "0 takes the most likely token"),
     _sampling("top_k", Kind.WHOLE, "Keep the k most likely tokens; 0: all"),
@@ -122,6 +139,7 @@ FLAGS: tuple[Flag, ...] = (
 BY_NAME: Mapping[str, Flag] = {flag.name: flag for flag in FLAGS}
 
 # `config` is handled by the command line itself; the queue's limit matters to a server only.
+SERVE_NAMES = tuple(flag.name for flag in FLAGS if flag.group in (ENGINE, SERVER))
 ENGINE_NAMES = tuple(flag.name for flag in FLAGS if flag.group == ENGINE and flag.name != "max_queue")
 SAMPLING_NAMES = tuple(flag.name for flag in FLAGS if flag.group == SAMPLING)
 CHAT_NAMES = tuple(name for name in SAMPLING_NAMES if name not in ("n", "echo", "logprobs", "prompt_logprobs"))
@@ -224,7 +242,7 @@ _WANTED = {
 
 def default_of(flag: Flag) -> Any:
     """What holds where nothing is given; None where it depends on the model or the machine."""
-    of = EngineConfig if flag.group == ENGINE else SamplingParams
+    of: Any = {ENGINE: EngineConfig, SERVER: ServerConfig}.get(flag.group, SamplingParams)
     return next((field.default for field in fields(of) if field.name == flag.name), None)
 
 
@@ -238,13 +256,14 @@ def markdown() -> str:
         "A flag on the command line wins over its environment variable, that over the file given with `--config`, and",
         "that over the default. In the file a flag is a key with `-` or `_` between its words. Switches are turned off",
         "by `--no-...`. Sampling defaults are the model's own where it publishes them (`--generation-config auto`).",
-        "`generate` takes all of these; `chat` all but `--n`, `--echo`, `--logprobs` and `--prompt-logprobs`;",
-        "`bench latency` and `doctor` those of the engine. In `generate` and `chat` `--seed` is the request's seed.",
+        "`serve` takes those of the engine and the server, `bench latency` and `doctor` those of the engine but",
+        "`--max-queue`; `generate` takes those of the engine and of sampling, and `chat` all of these but `--n`,",
+        "`--echo`, `--logprobs` and `--prompt-logprobs`. In `generate` and `chat` `--seed` is the request's seed.",
     ]
-    for group in (FILES, ENGINE, SAMPLING):
+    for group in (FILES, ENGINE, SERVER, SAMPLING):
         lines += ["", f"## {group}", "", "| flag | environment | default | meaning | also accepted |"]
         lines.append("|---|---|---|---|---|")
-        lines += [_row(flag) for flag in FLAGS if flag.group == group and flag.name != "max_queue"]
+        lines += [_row(flag) for flag in FLAGS if flag.group == group]
     return "\n".join(lines) + "\n"
 
 

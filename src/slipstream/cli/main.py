@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli import bench, chat, doctor, generate, models
+from slipstream.cli import bench, chat, doctor, generate, models, serve
 from slipstream.cli.console import fail
 from slipstream.cli.version import print_version, version
 from slipstream.core.config import env_value
@@ -31,6 +31,7 @@ app = typer.Typer(
     help="Serves large language models at the lowest latency a chip allows.",
 )
 app.command("generate", epilog=_EPILOG)(generate.generate)
+app.command("serve", epilog=_EPILOG)(serve.serve)
 app.command("chat", epilog=_EPILOG)(chat.chat)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")

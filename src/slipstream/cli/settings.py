@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipstream.cli.flags import BY_NAME, ENGINE, FLAGS, Flag, parse
+from slipstream.cli.flags import BY_NAME, ENGINE, FLAGS, SAMPLING, SERVER, Flag, parse
 from slipstream.core.config import env_value
 from slipstream.core.errors import ConfigError
 
@@ -17,6 +17,7 @@ class Settings:
     """What was given, by whatever way; what nobody gave is absent. `flags` names what the command line gave."""
 
     engine: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
     flags: set[str] = field(default_factory=set)
 
@@ -36,7 +37,7 @@ def resolve(names: Iterable[str], given: Mapping[str, Any]) -> Settings:
     path = given.get("config") or env_value("config")
     from_file = read_file(Path(path)) if path else {}
     settings = Settings(flags={name for name in names if given.get(name) is not None})
-    with_sampling = any(BY_NAME[name].group != ENGINE for name in names)
+    with_sampling = any(BY_NAME[name].group == SAMPLING for name in names)
     for name in names:
         flag = BY_NAME[name]
         value = _value(flag, given, from_file, str(path))
@@ -45,6 +46,8 @@ def resolve(names: Iterable[str], given: Mapping[str, Any]) -> Settings:
         # One seed is enough: where requests are made here, it is theirs.
         if flag.group == ENGINE and not (name == "seed" and with_sampling):
             settings.engine[name] = value
+        elif flag.group == SERVER:
+            settings.server[name] = value
         else:
             settings.sampling[name] = value
     return settings

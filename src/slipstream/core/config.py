@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,11 @@ def env_name(setting: str) -> str:
 def env_value(setting: str) -> str | None:
     """The value of a setting's environment twin, or None."""
     return os.environ.get(env_name(setting))
+
+
+def keep_tokenizers_serial() -> None:
+    """Keep the tokenizers library from using threads of its own, unless the user has set it to."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def cache_dir() -> Path:
@@ -107,6 +112,53 @@ class EngineConfig:
         if unknown:
             raise ConfigError(f"unknown engine setting {unknown[0]!r}", param=unknown[0])
         return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What an HTTP server is started with, the engine aside. Every field is a flag and an environment twin.
+
+    `isolate` runs the engine in a process of its own. `drain_seconds` is how long requests may go on after SIGTERM,
+    `stall_seconds` how long a step may take before the engine counts as stalled. `max_body_size` is bytes.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: Sequence[str] = ()
+    served_model_name: Sequence[str] = ()
+    cors_origins: Sequence[str] = ()
+    max_body_size: int = 16 * 2**20
+    isolate: bool = False
+    drain_seconds: float = 30.0
+    stall_seconds: float = 60.0
+    log_level: str = "info"
+    log_format: str = "text"
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+
+    def __post_init__(self) -> None:
+        _whole("port", self.port, 0, 65535)
+        _whole("max_body_size", self.max_body_size, 1, 2**40)
+        for name, least in (("drain_seconds", 0.0), ("stall_seconds", 1.0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1e6:
+                raise ConfigError(f"{name} must be a number from {least:g} to 1000000, not {value!r}", param=name)
+        for name in ("api_key", "served_model_name", "cors_origins"):
+            values = getattr(self, name)
+            if isinstance(values, str) or not all(isinstance(value, str) and value for value in values):
+                raise ConfigError(f"{name} must be a list of texts that are not empty", param=name)
+            object.__setattr__(self, name, tuple(values))
+        if not all(key.isascii() and key.isprintable() for key in self.api_key):
+            raise ConfigError("api_key must be made of printable ASCII characters", param="api_key")
+        _one_of("log_level", self.log_level, ("debug", "info", "warning", "error"))
+        _one_of("log_format", self.log_format, ("text", "json"))
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("ssl_certfile and ssl_keyfile belong together", param="ssl_certfile")
+
+
+def _whole(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {value!r}", param=name)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

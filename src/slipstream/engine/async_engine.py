@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -12,39 +12,64 @@ from slipstream.core.errors import EngineDeadError
 from slipstream.core.outputs import RequestOutput
 from slipstream.core.request import ChoiceDelta, Request, RequestUpdate
 from slipstream.core.sampling_params import SamplingParams
-from slipstream.engine.build import LoadedEngine, Progress, load_engine
+from slipstream.engine.build import LoadedEngine, ModelLoader, Progress
 from slipstream.engine.collect import OutputCollector
 from slipstream.engine.core import Engine
-from slipstream.engine.inputs import Prompt
+from slipstream.engine.inputs import InputProcessor, Prompt
+from slipstream.engine.process import EngineProcess
 from slipstream.engine.worker import EngineWorker
 
 
 class AsyncEngine:
     """Many requests at once from one event loop. The updates of a step reach the loop in one call.
 
-    `model` and the settings are those of `LLM`. Call `shutdown` in the end.
+    `model` and the settings are those of `LLM`. `isolate` runs the model in a process of its own, which is started
+    again when it dies. Call `shutdown` in the end.
     """
 
-    loaded: LoadedEngine
+    inputs: InputProcessor
+    report: Mapping[str, str]
 
-    def __init__(self, model: str = "", *, progress: Progress | None = None, **settings: Any) -> None:
-        config = EngineConfig.from_mapping({"model": model, **settings})
-        self._start(lambda: load_engine(config, progress), config.max_queue)
+    def __init__(
+        self, model: str = "", *, isolate: bool = False, progress: Progress | None = None, **settings: Any
+    ) -> None:
+        loader = ModelLoader(EngineConfig.from_mapping({"model": model, **settings}))
+        if isolate:
+            self._start_process(loader, progress)
+        else:
+            self._start_thread(lambda: loader.engine(progress), loader.config.max_queue)
 
     @classmethod
     def over(cls, load: Callable[[], LoadedEngine], *, max_queue: int = 1024) -> AsyncEngine:
         """An AsyncEngine around what `load` makes in the engine's thread; what it raises is raised here."""
         engine = cls.__new__(cls)
-        engine._start(load, max_queue)
+        engine._start_thread(load, max_queue)
         return engine
 
-    def _start(self, load: Callable[[], LoadedEngine], max_queue: int) -> None:
+    @classmethod
+    def isolated(cls, loader: ModelLoader, *, progress: Progress | None = None) -> AsyncEngine:
+        """An AsyncEngine around what `loader`, which must be picklable, makes in another process."""
+        engine = cls.__new__(cls)
+        engine._start_process(loader, progress)
+        return engine
 
+    def _start_thread(self, load: Callable[[], LoadedEngine], max_queue: int) -> None:
         def build() -> Engine:
-            self.loaded = load()
-            return self.loaded.engine
+            loaded = load()
+            self.inputs, self.report = loaded.inputs, loaded.report
+            return loaded.engine
 
-        self._worker = EngineWorker(build, max_queue=max_queue)
+        self._begin(EngineWorker(build, max_queue=max_queue))
+
+    def _start_process(self, loader: ModelLoader, progress: Progress | None) -> None:
+        process = EngineProcess(loader, progress=progress)
+        ready = process.ready
+        self.inputs = loader.inputs(vocab_size=ready.vocab_size, max_model_len=ready.max_model_len)
+        self.report = ready.report
+        self._begin(process)
+
+    def _begin(self, worker: EngineWorker | EngineProcess) -> None:
+        self.worker = worker
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[str, tuple[Request, asyncio.Queue[RequestUpdate]]] = {}
         self._preparing: dict[str, bool] = {}  # ids whose prompts are being tokenized: aborted already?
@@ -78,41 +103,57 @@ class AsyncEngine:
 
     async def updates(self, request: Request) -> AsyncGenerator[RequestUpdate, None]:
         """Yield what each step adds to a request. The caller looks at `error`; nothing is raised for it."""
+        async with aclosing(self.stream([request])) as batches:
+            async for batch in batches:
+                for update in batch:
+                    yield update
+
+    async def stream(self, requests: Sequence[Request]) -> AsyncGenerator[list[RequestUpdate], None]:
+        """Run requests together. Yields all news there are whenever there are any, in order, until all have finished.
+
+        Leaving early, and a request that is refused, abort the others.
+        """
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
         if loop is not self._loop:
             raise EngineDeadError("an AsyncEngine serves the event loop that used it first; make one per loop")
-        if request.id in self._queues:
-            raise ValueError(f"request id {request.id!r} is already in use")
         inbox = asyncio.Queue[RequestUpdate]()
-        self._queues[request.id] = request, inbox
-        finished = False
+        unfinished: set[str] = set()
         try:
-            self._worker.submit(request, self._sink)
-            while not finished:
-                update = await inbox.get()
-                finished = update.finished
-                yield update
+            for request in requests:
+                if request.id in self._queues:
+                    raise ValueError(f"request id {request.id!r} is already in use")
+                self._queues[request.id] = request, inbox
+                unfinished.add(request.id)
+                self.worker.submit(request, self._sink)
+            while unfinished:
+                batch = [await inbox.get()]
+                while not inbox.empty():
+                    batch.append(inbox.get_nowait())
+                unfinished.difference_update(update.request.id for update in batch if update.finished)
+                yield batch
         finally:
-            del self._queues[request.id]
-            if not finished:
-                self._worker.abort(request.id)
+            for request in requests:
+                if self._queues.get(request.id, (None,))[0] is request:
+                    del self._queues[request.id]
+            for request_id in unfinished:
+                self.worker.abort(request_id)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its iterator gets a last output with finish_reason "abort". An unknown id is ignored."""
         if request_id in self._preparing:
             self._preparing[request_id] = True
         else:
-            self._worker.abort(request_id)
+            self.worker.abort(request_id)
 
     def shutdown(self) -> None:
         """Stop the engine's thread; open requests get an error."""
-        self._worker.stop()
+        self.worker.stop()
 
     @property
     def alive(self) -> bool:
-        return self._worker.alive
+        return self.worker.alive
 
     async def _prepare(
         self,
@@ -127,7 +168,7 @@ class AsyncEngine:
         self._preparing[name] = False
         try:
             request = await asyncio.to_thread(
-                self.loaded.inputs.request,
+                self.inputs.request,
                 prompt,
                 params,
                 request_id=request_id,

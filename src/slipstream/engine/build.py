@@ -69,13 +69,9 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
     if progress is not None:
         progress("measuring", 0, 0)
     costs = measure_costs(step, max_model_len=max_model_len, page_size=config.page_size, row_tile=device.row_tile)
-    with reading(f"{path}: tokenizer"):
-        tokenizer = load_tokenizer(config, checkpoint)
-    with reading(f"{path}: chat template"):
-        template = load_template(config, checkpoint, tokenizer)
-    with reading(f"{path}: generation config"):
-        generation = {**catalog.published_sampling(path), **checkpoint.generation_config}
-        defaults = default_params(config, generation)
+    inputs = load_inputs(config, checkpoint, vocab_size=model.vocab_size, max_model_len=max_model_len)
+    tokenizer = inputs.tokenizer
+    assert tokenizer is not None
     engine = Engine(
         Runner(step),
         CacheManager(
@@ -94,16 +90,44 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
         max_step_ms=config.max_step_ms,
         row_tile=device.row_tile,
     )
-    inputs = InputProcessor(
+    report["start"] = f"{time.perf_counter() - begin:.1f} s"
+    return LoadedEngine(config, engine, inputs, model, checkpoint, device, report)
+
+
+def load_inputs(config: EngineConfig, checkpoint: Checkpoint, *, vocab_size: int, max_model_len: int) -> InputProcessor:
+    """What turns callers' prompts into requests for a checkpoint's model; needs no weights."""
+    path = checkpoint.path
+    with reading(f"{path}: tokenizer"):
+        tokenizer = load_tokenizer(config, checkpoint)
+    with reading(f"{path}: chat template"):
+        template = load_template(config, checkpoint, tokenizer)
+    with reading(f"{path}: generation config"):
+        generation = {**catalog.published_sampling(path), **checkpoint.generation_config}
+        defaults = default_params(config, generation)
+    return InputProcessor(
         tokenizer=tokenizer,
         template=template,
-        vocab_size=model.vocab_size,
+        vocab_size=vocab_size,
         max_model_len=max_model_len,
         defaults=defaults,
         seed=config.seed,
     )
-    report["start"] = f"{time.perf_counter() - begin:.1f} s"
-    return LoadedEngine(config, engine, inputs, model, checkpoint, device, report)
+
+
+@dataclass(frozen=True)
+class ModelLoader:
+    """Loads what a config names, in whichever process it is called; it can be pickled."""
+
+    config: EngineConfig
+
+    def engine(self, progress: Progress | None = None) -> LoadedEngine:
+        """The whole engine."""
+        return load_engine(self.config, progress)
+
+    def inputs(self, *, vocab_size: int, max_model_len: int) -> InputProcessor:
+        """Only what checks and tokenizes requests, for a process that runs no model."""
+        checkpoint = open_checkpoint(catalog.resolve(self.config.model or None, fetch_missing=True))
+        return load_inputs(self.config, checkpoint, vocab_size=vocab_size, max_model_len=max_model_len)
 
 
 def load_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer:

@@ -17,25 +17,11 @@ from slipstream.engine.cost_model import CostModel
 from slipstream.engine.runner import Runner, StepResult
 from slipstream.engine.scheduler import Scheduler, Work
 from slipstream.engine.sequence import Sequence, State
+from slipstream.engine.stats import EngineSnapshot, EngineStats
 from slipstream.sampling.batch import SamplingBatch
 from slipstream.sampling.state import SequenceSampler
 from slipstream.text.detokenizer import Detokenizer
 from slipstream.text.tokenizer import Tokenizer
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Counts since the start, and the last step's times in ms. `host_ms` is the step without the runner."""
-
-    steps: int = 0
-    rows: int = 0
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    failed_steps: int = 0
-    step_ms: float = 0.0
-    host_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -97,9 +83,16 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._active)
 
-    @property
-    def num_requests(self) -> int:
-        return len(self._active)
+    def snapshot(self) -> EngineSnapshot:
+        """Counts and gauges. May be called from any thread: what it reads is at worst one step old."""
+        cache = self.cache
+        return EngineSnapshot(
+            self.stats,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            pages_used=cache.num_in_use,
+            pages_total=cache.pool.capacity,
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request. It must have been checked (see `slipstream.engine.inputs`)."""
@@ -123,7 +116,7 @@ class Engine:
             if sequence.state is not State.FINISHED:
                 self.scheduler.finish(sequence)
                 update.deltas.append(ChoiceDelta(sequence.index, finish_reason="abort"))
-        self._forget(active)
+        self._forget(active, "abort")
         return update
 
     def step(self) -> list[RequestUpdate]:
@@ -152,12 +145,8 @@ class Engine:
         updates = self._absorb(plan, result)
         done = time.perf_counter()
         self.scheduler.costs.observe(shape, (collected - launched) * 1e3)
-        stats = self.stats
-        stats.steps += 1
-        stats.rows += self.batch.num_rows
-        stats.preemptions = self.scheduler.num_preemptions
-        stats.step_ms = (done - started) * 1e3
-        stats.host_ms = stats.step_ms - (collected - launched) * 1e3
+        self.stats.preemptions = self.scheduler.num_preemptions
+        self.stats.observe_step(self.batch.num_rows, done - started, done - started - (collected - launched))
         return updates
 
     def fail_all(self, error: SlipstreamError) -> list[RequestUpdate]:
@@ -169,7 +158,7 @@ class Engine:
         for active in list(self._active.values()):
             for sequence in active.sequences:
                 sequence.state = State.FINISHED
-            self._forget(active)
+            self._forget(active, "error")
         self.scheduler.waiting.clear()
         self.scheduler.running.clear()
         self.cache.reset()
@@ -207,6 +196,7 @@ class Engine:
             metrics = sequence.request.metrics
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = now
+                self.stats.queue.observe(now - metrics.arrival_time)
             start, end = sequence.computed, sequence.computed + work.rows
             number = batch.add_sequence(sequence.pages.table, end)
             samples = end == len(sequence.tokens) and sequence.request.max_tokens > 0
@@ -301,7 +291,10 @@ class Engine:
             delta.logprobs = [self._logprobs(result, row, token, params.logprobs)]
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = now
-        request.metrics.last_token_time = now
+            self.stats.time_to_first_token.observe(now - request.metrics.arrival_time)
+        if sequence.last_token_time is not None:
+            self.stats.inter_token.observe(now - sequence.last_token_time)
+        sequence.last_token_time = request.metrics.last_token_time = now
         self.stats.output_tokens += 1
 
         finish, stop_reason = self._ended_by(sequence, token)
@@ -382,7 +375,7 @@ class Engine:
             update.prompt_logprobs = first.prompt_logprobs
         if all(sequence.state is State.FINISHED for sequence in active.sequences):
             update.finished = True
-            self._forget(active)
+            self._forget(active, update.deltas[-1].finish_reason or "stop")
         return update
 
     def _fail_request(self, sequence: Sequence, update: RequestUpdate, error: SlipstreamError) -> None:
@@ -392,7 +385,7 @@ class Engine:
         for other in active.sequences:
             self.scheduler.finish(other)
         update.error, update.finished = error, True
-        self._forget(active)
+        self._forget(active, "error")
 
     def _fail(self, plan: list[Work], error: SlipstreamError) -> list[RequestUpdate]:
         updates: dict[str, RequestUpdate] = {}
@@ -403,6 +396,7 @@ class Engine:
                 self._fail_request(work.sequence, updates[request.id], error)
         return list(updates.values())
 
-    def _forget(self, active: _Active) -> None:
+    def _forget(self, active: _Active, reason: str) -> None:
         active.request.metrics.finished_time = time.monotonic()
         self._active.pop(active.request.id, None)
+        self.stats.observe_finished(active.request, reason, sum(s.num_output for s in active.sequences))

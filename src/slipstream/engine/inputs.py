@@ -22,6 +22,9 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with `prompt` or `prompt_token_ids` and optionally `cache_salt` (vLLM's shape)."""
 
 
+_CHAT_OPTIONS = {"tools", "documents", "add_generation_prompt", "continue_final_message"}
+
+
 @dataclass(slots=True)
 class _Parsed:
     text: str | None
@@ -58,10 +61,17 @@ class InputProcessor:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        add_special_tokens: bool = True,
     ) -> Request:
-        """A request from text or token ids. Raises InvalidRequestError naming the field at fault."""
+        """A request from text or token ids. Raises InvalidRequestError naming the field at fault.
+
+        `add_special_tokens` puts BOS in front of a text if the model wants it.
+        """
         parsed = _parse(prompt)
-        ids = self._encode(parsed.text) if parsed.ids is None else self._check_ids(parsed.ids)
+        if parsed.ids is None:
+            ids = self._encode(parsed.text, add_special_tokens=add_special_tokens)
+        else:
+            ids = self._check_ids(parsed.ids)
         salt = cache_salt if cache_salt is not None else parsed.salt
         return self._build(ids, parsed.text, params, request_id, priority, salt)
 
@@ -73,20 +83,35 @@ class InputProcessor:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-        template: ChatTemplate | None = None,
-        **template_args: Any,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Request:
-        """A request from chat messages through the model's template."""
-        if self.tokenizer is None:
-            raise InvalidRequestError("this model has no tokenizer, so it cannot chat", param="messages")
-        ids = encode_chat(self.tokenizer, template or self.template, messages, **template_args)
+        """A request from chat messages through the model's template.
+
+        `options` are those of `ChatTemplate.render`; `chat_template_kwargs` are further variables of the template.
+        """
+        ids = self.chat_ids(messages, chat_template_kwargs, **options)
+        assert self.tokenizer is not None
         text = self.tokenizer.decode(ids, skip_special_tokens=False)
         return self._build(ids, text, params, request_id, priority, cache_salt)
 
-    def _encode(self, text: str | None) -> list[int]:
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, Any]], chat_template_kwargs: Mapping[str, Any] | None, **options: Any
+    ) -> list[int]:
+        """The token ids of a conversation; see `chat`."""
+        if self.tokenizer is None:
+            raise InvalidRequestError("this model has no tokenizer, so it cannot chat", param="messages")
+        variables = dict(chat_template_kwargs or {})
+        for name in _CHAT_OPTIONS & variables.keys():
+            raise InvalidRequestError(
+                f"chat_template_kwargs cannot set {name}, which is a field of its own", param="chat_template_kwargs"
+            )
+        return encode_chat(self.tokenizer, self.template, messages, **options, **variables)
+
+    def _encode(self, text: str | None, *, add_special_tokens: bool) -> list[int]:
         if self.tokenizer is None:
             raise InvalidRequestError("this model has no tokenizer; pass token ids", param="prompt")
-        return self.tokenizer.encode(text or "")
+        return self.tokenizer.encode(text or "", add_special_tokens=add_special_tokens)
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
         if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
@@ -172,7 +197,7 @@ class InputProcessor:
 
     def _seed(self) -> int:
         with self._lock:
-            return self._random.getrandbits(63)
+            return self._random.getrandbits(53)  # a double, and so JavaScript, holds it exactly
 
 
 def _parse(prompt: Prompt) -> _Parsed:

@@ -69,16 +69,21 @@ class LLM:
         *,
         priority: int = 0,
         on_update: OnUpdate | None = None,
-        **template_args: Any,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several through the model's chat template; see `generate`."""
+        """Answer one conversation or several through the model's chat template; see `generate`.
+
+        `options` are those of `ChatTemplate.render`; `chat_template_kwargs` are further variables of the template.
+        """
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise InvalidRequestError("messages must be a list of messages, or a list of such lists", param="messages")
         single = len(messages) > 0 and isinstance(messages[0], Mapping)
         each: Sequence[Any] = [messages] if single else messages
         params = _per_prompt(sampling_params, len(each))
         make = self.loaded.inputs.chat
-        requests = [make(m, s, priority=priority, **template_args) for m, s in zip(each, params, strict=True)]
+        more = {"priority": priority, "chat_template_kwargs": chat_template_kwargs, **options}
+        requests = [make(m, s, **more) for m, s in zip(each, params, strict=True)]
         return self._run(requests, on_update)
 
     def get_tokenizer(self) -> Tokenizer:

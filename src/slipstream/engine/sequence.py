@@ -31,6 +31,7 @@ class Sequence:
         "computed",
         "detokenizer",
         "index",
+        "last_token_time",
         "leader",
         "num_cached_tokens",
         "order",
@@ -67,6 +68,7 @@ class Sequence:
         self.stop_strings = StopStrings(params.stop, include=params.include_stop_str_in_output) if params.stop else None
         self.leader = leader
         self.state = State.WAITING
+        self.last_token_time: float | None = None
         self.num_cached_tokens: int | None = None  # not known before the first admission
         scores = params.prompt_logprobs is not None and index == 0
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if scores else None

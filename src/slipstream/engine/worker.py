@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from slipstream.core.errors import (
 )
 from slipstream.core.request import Request, RequestUpdate
 from slipstream.engine.core import Engine
+from slipstream.engine.stats import EngineSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +49,9 @@ class EngineWorker:
         self.max_queue = max_queue
         self._inbox: deque[tuple[Request, Sink] | str | Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._sinks: dict[str, Sink] = {}
+        self._open: dict[str, tuple[Request, Sink]] = {}
         self._stopping = False
+        self._busy_since: float | None = None
         ready: Future[Engine] = Future()
         self._thread = threading.Thread(target=self._main, args=(build, ready), name="slipstream-engine", daemon=True)
         self._thread.start()
@@ -58,6 +61,21 @@ class EngineWorker:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def state(self) -> str:
+        """ready or dead."""
+        return "ready" if self.alive and not self._stopping else "dead"
+
+    @property
+    def busy_for(self) -> float:
+        """Seconds since the engine's thread began what it is doing now; 0 while it waits for work."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def snapshot(self) -> EngineSnapshot:
+        """Counts and gauges, at worst one step old."""
+        return self.engine.snapshot()
+
     def submit(self, request: Request, sink: Sink, *, bounded: bool = True) -> None:
         """Queue a request; its updates go to `sink`. Raises OverloadedError when the queue is full (if `bounded`)."""
         with self._wake:
@@ -65,7 +83,7 @@ class EngineWorker:
                 raise EngineDeadError("the engine has stopped")
             if not isinstance(request.id, str):
                 raise InvalidRequestError(f"request_id must be a string, not {request.id!r}", param="request_id")
-            if bounded and self._num_queued() + len(self._sinks) >= self.max_queue:
+            if bounded and self._num_waiting() >= self.max_queue:
                 raise OverloadedError(f"the request queue is full ({self.max_queue} requests); try again later")
             self._inbox.append((request, sink))
             self._wake.notify()
@@ -91,6 +109,23 @@ class EngineWorker:
             self._wake.notify()
         return done.result()
 
+    def fail_open(self, error: SlipstreamError) -> None:
+        """Give every open request `error` now, from the caller's thread; the engine may not be answering.
+
+        Should it come back, it finds the requests aborted.
+        """
+        open_requests, self._open = self._open, {}
+        with self._wake:
+            queued = [entry for entry in self._inbox if isinstance(entry, tuple)]
+            kept = [entry for entry in self._inbox if not isinstance(entry, tuple)]
+            self._inbox.clear()
+            self._inbox.extend([*kept, *open_requests])
+        for request, sink in [*open_requests.values(), *queued]:
+            hand_over(sink, [RequestUpdate(request, finished=True, error=error)])
+
+    def recover(self) -> None:
+        """What can be done for a stalled engine: nothing from outside of its thread. It may come back by itself."""
+
     def stop(self, timeout: float | None = 10.0) -> None:
         """Stop after the step in progress; requests that are not done get an error."""
         with self._wake:
@@ -111,7 +146,9 @@ class EngineWorker:
         while True:
             with self._wake:
                 while not (self._inbox or self.engine.has_work or self._stopping):
+                    self._busy_since = None
                     self._wake.wait()
+                self._busy_since = time.monotonic()
                 entries = list(self._inbox)
                 self._inbox.clear()
                 stopping = self._stopping
@@ -119,6 +156,7 @@ class EngineWorker:
                 self._take(entry)
             if stopping:
                 self._deliver(self.engine.fail_all(EngineDeadError("the engine has stopped")))
+                self._busy_since = None
                 return
             try:
                 updates = self.engine.step()
@@ -138,11 +176,11 @@ class EngineWorker:
                 self._deliver([update])
             return
         request, sink = entry
-        if request.id in self._sinks:
+        if request.id in self._open:
             taken = RequestFailedError(f"request id {request.id!r} is already in use", param="request_id")
-            _hand_over(sink, [RequestUpdate(request, finished=True, error=taken)])
+            hand_over(sink, [RequestUpdate(request, finished=True, error=taken)])
             return
-        self._sinks[request.id] = sink
+        self._open[request.id] = request, sink
         try:
             self.engine.add(request)
         except Exception as error:
@@ -155,20 +193,23 @@ class EngineWorker:
         for update in updates:
             if update.error is not None and update.error.__cause__ is not None:
                 logger.error("request %s: %s", update.request.id, update.error, exc_info=update.error.__cause__)
-            sink = self._sinks.get(update.request.id)
+            _, sink = self._open.get(update.request.id, (None, None))
             if sink is None:
                 continue
             if update.finished:
-                del self._sinks[update.request.id]
+                self._open.pop(update.request.id, None)
             by_sink.setdefault(id(sink), (sink, []))[1].append(update)
         for sink, own in by_sink.values():
-            _hand_over(sink, own)
+            hand_over(sink, own)
 
-    def _num_queued(self) -> int:
-        return sum(isinstance(entry, tuple) for entry in self._inbox)
+    def _num_waiting(self) -> int:
+        """Requests without a place among the running; each is counted by its first choice."""
+        queued = sum(isinstance(entry, tuple) for entry in self._inbox)
+        return queued + sum(sequence.index == 0 for sequence in tuple(self.engine.scheduler.waiting))
 
 
-def _hand_over(sink: Sink, updates: Sequence[RequestUpdate]) -> None:
+def hand_over(sink: Sink, updates: Sequence[RequestUpdate]) -> None:
+    """Call a sink; one that fails does not hurt the others."""
     try:
         sink(updates)
     except Exception:

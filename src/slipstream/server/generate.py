@@ -1,0 +1,184 @@
+"""POST /generate, in SGLang's shape"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from slipstream.core.errors import InvalidRequestError
+from slipstream.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from slipstream.core.request import Request
+from slipstream.core.sampling_params import SamplingParams
+from slipstream.engine.collect import OutputCollector
+from slipstream.engine.inputs import InputProcessor, Prompt
+from slipstream.server.bodies import GenerateBody, GenerateSampling
+from slipstream.server.fields import check_neutral
+from slipstream.server.generation import Job, naming, params_from
+from slipstream.server.logprobs import TokenNames, most_likely
+from slipstream.server.responses import DONE, event
+
+DEFAULT_MAX_TOKENS = 128
+"""SGLang's default for this route."""
+
+_NAMES = {
+    "prompt_token_ids": "input_ids",
+    "prompt": "text",
+    "cache_salt": "extra_key",
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs": "top_logprobs_num",
+    "max_tokens": "sampling_params.max_new_tokens",
+    "min_tokens": "sampling_params.min_new_tokens",
+    "seed": "sampling_params.sampling_seed",
+    **{
+        name: f"sampling_params.{name}"
+        for name in (
+            *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "logit_bias"),
+            *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+        )
+    },
+}
+
+
+def prepare(inputs: InputProcessor, body: GenerateBody) -> list[Request]:
+    """The engine's requests for a body, one per prompt."""
+    prompts = _prompts(body)
+    count = len(prompts)
+    each_params = _for_each(body.sampling_params, count, "sampling_params", GenerateSampling())
+    wants = _for_each(body.return_logprob, count, "return_logprob", False)
+    tops = _for_each(body.top_logprobs_num, count, "top_logprobs_num", 0)
+    starts = _for_each(body.logprob_start_len, count, "logprob_start_len", -1)
+    requests = []
+    with naming(_NAMES):
+        for prompt, sampling, wanted, top, start in zip(prompts, each_params, wants, tops, starts, strict=True):
+            check_neutral(sampling)
+            params = _params(inputs.defaults, sampling, top if wanted else None, scores=bool(wanted) and start >= 0)
+            request = inputs.request(prompt, params, priority=body.priority or 0, cache_salt=body.extra_key)
+            if sampling.max_new_tokens is None:
+                request.max_tokens = min(request.max_tokens, DEFAULT_MAX_TOKENS)
+            requests.append(request)
+    return requests
+
+
+def _params(defaults: SamplingParams, sampling: GenerateSampling, top: int | None, *, scores: bool) -> SamplingParams:
+    return params_from(
+        sampling,
+        defaults,
+        max_tokens=sampling.max_new_tokens,
+        min_tokens=sampling.min_new_tokens,
+        seed=sampling.sampling_seed,
+        include_stop_str_in_output=sampling.no_stop_trim,
+        logprobs=top,
+        prompt_logprobs=top if scores else None,
+    )
+
+
+def _prompts(body: GenerateBody) -> list[Prompt]:
+    if (body.text is None) == (body.input_ids is None):
+        raise InvalidRequestError("give either text or input_ids", param="text")
+    given: Any = body.text if body.text is not None else body.input_ids
+    name = "text" if body.text is not None else "input_ids"
+    if not given:
+        raise InvalidRequestError(f"{name} must not be empty", param=name)
+    single = isinstance(given, str) or isinstance(given[0], int)
+    return [given] if single else list(given)
+
+
+def _for_each(value: Any, count: int, name: str, default: Any) -> list[Any]:
+    """A setting that may be given once or for each prompt."""
+    if value is None:
+        return [default] * count
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidRequestError(f"{name} has {len(value)} entries for {count} prompts", param=name)
+    return value
+
+
+class GenerateAnswer:
+    """The answer to one /generate, whole or in events; one object per choice, a list if there are several."""
+
+    def __init__(self, body: GenerateBody, job: Job) -> None:
+        self._body = body
+        self._job = job
+        self._names = TokenNames(job.engine.inputs.tokenizer)
+        self._starts = _for_each(body.logprob_start_len, len(job.requests), "logprob_start_len", -1)
+        self._single = len(job.requests) == 1 and job.requests[0].params.n == 1
+        ids = body.rid if isinstance(body.rid, list) else [body.rid] * len(job.requests)
+        if len(ids) != len(job.requests):
+            raise InvalidRequestError(f"rid has {len(ids)} entries for {len(job.requests)} prompts", param="rid")
+        self._ids = {request.id: own or uuid.uuid4().hex for request, own in zip(job.requests, ids, strict=True)}
+        self._place = {request.id: place for place, request in enumerate(job.requests)}
+
+    async def whole(self) -> Any:
+        """One object, or a list of them."""
+        outputs = await self._job.outputs()
+        shown = [self._shown(output, choice) for _, output, choice in self._job.choices(outputs)]
+        return shown[0] if self._single else shown
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Events with all there is so far of the choice that changed."""
+        collectors = {request.id: OutputCollector(request) for request in self._job.requests}
+        async with aclosing(self._job.updates()) as batches:
+            async for batch in batches:
+                changed = {}
+                for update in batch:
+                    output = collectors[update.request.id].add(update)
+                    for delta in update.deltas:
+                        changed[self._job.place(update.request) + delta.index] = output, output.outputs[delta.index]
+                events = []
+                for number, (output, choice) in changed.items():
+                    shown = self._shown(output, choice)
+                    events.append(event(shown if self._single else {"index": number, **shown}))
+                if events:
+                    yield b"".join(events)
+        yield DONE
+
+    def _shown(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+        times = output.metrics
+        meta: dict[str, Any] = {
+            "id": self._ids[output.request_id],
+            "finish_reason": _finish(choice),
+            "prompt_tokens": len(output.prompt_token_ids),
+            "completion_tokens": len(choice.token_ids),
+            "cached_tokens": output.num_cached_tokens,
+            "e2e_latency": time.monotonic() - times.arrival_time,
+            "seed": output.seed,
+        }
+        if choice.logprobs is not None:
+            meta["output_token_logprobs"] = self._tuples(choice.token_ids, choice.logprobs)
+            meta["output_top_logprobs"] = self._tops(output, choice.logprobs)
+        start = self._starts[self._place[output.request_id]]
+        if output.prompt_logprobs is not None and start >= 0:
+            entries = output.prompt_logprobs[start:]
+            meta["input_token_logprobs"] = self._tuples(output.prompt_token_ids[start:], entries)
+            meta["input_top_logprobs"] = self._tops(output, entries)
+        return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
+
+    def _tuples(self, tokens: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> list[Any]:
+        return [
+            self._tuple(token, None if entry is None else entry[token].logprob)
+            for token, entry in zip(tokens, entries, strict=True)
+        ]
+
+    def _tuple(self, token: int, logprob: float | None) -> list[Any]:
+        return [logprob, token, self._names.name(token) if self._body.return_text_in_logprobs else None]
+
+    def _tops(self, output: RequestOutput, entries: Sequence[TokenLogprobs | None]) -> list[Any]:
+        top = self._job.requests[self._place[output.request_id]].params.logprobs or 0
+        return [
+            [self._tuple(token, found.logprob) for token, found in most_likely(entry, top)] if entry and top else None
+            for entry in entries
+        ]
+
+
+def _finish(choice: CompletionOutput) -> dict[str, Any] | None:
+    """How it ended: the matched token or text of a stop, the length of a cut; None while it goes on."""
+    if choice.finish_reason is None:
+        return None
+    if choice.finish_reason == "length":
+        return {"type": "length", "length": len(choice.token_ids)}
+    matched = choice.stop_reason if choice.stop_reason is not None else choice.token_ids[-1]
+    return {"type": "stop", "matched": matched}

@@ -1,0 +1,99 @@
+"""Log-probabilities in the shapes of OpenAI's two APIs and of vLLM's prompt_logprobs."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from slipstream.core.outputs import Logprob, TokenLogprobs
+from slipstream.text.tokenizer import Tokenizer
+
+
+class TokenNames:
+    """How tokens are written in an answer.
+
+    A token that is not whole characters is written `bytes:\\xf0\\x9f`, as OpenAI does, so that two of them differ.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, *, as_ids: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+
+    def bytes(self, token: int) -> bytes:
+        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token)
+
+    def name(self, token: int) -> str:
+        if self._as_ids or self._tokenizer is None:
+            return f"token_id:{token}"
+        raw = self._tokenizer.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def hidden(self, token: int) -> bool:
+        """Whether the token is left out of text when control tokens are."""
+        return self._tokenizer is not None and token in self._tokenizer.control_ids
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], names: TokenNames, top: int) -> dict[str, Any]:
+    """`logprobs` of a chat choice: each token with its bytes and the `top` most likely ones."""
+    content = []
+    for entry in entries:
+        token, chosen = next(iter(entry.items()))
+        content.append(
+            {
+                **_chat_token(token, chosen, names),
+                "top_logprobs": [_chat_token(other, found, names) for other, found in most_likely(entry, top)],
+            }
+        )
+    return {"content": content, "refusal": None}
+
+
+def most_likely(entry: TokenLogprobs, top: int) -> list[tuple[int, Logprob]]:
+    """The `top` most likely tokens of an entry, most likely first."""
+    ranked = [(token, found) for token, found in entry.items() if (found.rank or 0) <= top]
+    return sorted(ranked, key=lambda item: item[1].rank or 0)
+
+
+def _chat_token(token: int, found: Logprob, names: TokenNames) -> dict[str, Any]:
+    return {"token": names.name(token), "logprob": found.logprob, "bytes": list(names.bytes(token))}
+
+
+class CompletionLogprobs:
+    """`logprobs` of a completions choice, which needs each token's place in the text."""
+
+    def __init__(self, names: TokenNames) -> None:
+        self._names = names
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def add(
+        self, tokens: Iterable[int], entries: Iterable[TokenLogprobs | None], *, skip_special_tokens: bool = False
+    ) -> dict[str, Any]:
+        """The lists for tokens that follow those added before. The first token of a prompt has no entry."""
+        shown: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        for token, entry in zip(tokens, entries, strict=True):
+            name = self._names.name
+            shown["text_offset"].append(self._offset)
+            shown["tokens"].append(name(token))
+            shown["token_logprobs"].append(None if entry is None else entry[token].logprob)
+            tops = None if entry is None else {name(other): found.logprob for other, found in entry.items()}
+            shown["top_logprobs"].append(tops)
+            if not (skip_special_tokens and self._names.hidden(token)):
+                self._offset += len(self._decoder.decode(self._names.bytes(token)))
+        return shown
+
+
+def prompt_logprobs(entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+    """vLLM's shape: per token a mapping from ids to log-probability, rank and text; the first is null."""
+    return [
+        None
+        if entry is None
+        else {
+            str(token): {"logprob": found.logprob, "rank": found.rank, "decoded_token": found.decoded_token}
+            for token, found in entry.items()
+        }
+        for entry in entries
+    ]

@@ -1,0 +1,151 @@
+"""From settings to a listening server, and to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from slipstream.core.config import EngineConfig, ServerConfig, keep_tokenizers_serial
+from slipstream.core.errors import ConfigError
+from slipstream.engine.async_engine import AsyncEngine
+from slipstream.engine.build import ModelLoader, Progress
+from slipstream.server.app import make_app
+from slipstream.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+SWITCH_INTERVAL = 0.0005
+"""Seconds a busy Python thread keeps the interpreter while the engine's thread waits for it; Python's own 5 ms, at each
+of a step's operations, would add up."""
+
+OnReady = Callable[[Service, str], None]
+
+
+def serve(
+    server: ServerConfig, engine: EngineConfig, on_ready: OnReady | None = None, progress: Progress | None = None
+) -> None:
+    """Serve until SIGINT or SIGTERM. Raises ConfigError for an address in use, and what loading the model raises.
+
+    The address is bound before the model is loaded; meanwhile /health/live answers 200 and /health/ready 503.
+    """
+    faulthandler.enable()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    # One text at a time has no use for the tokenizer's own threads, which would take the CPU from the engine's.
+    keep_tokenizers_serial()
+    sockets = listen(server)
+
+    def report(stage: str, done: int, total: int) -> None:
+        service.progress = stage, done, total
+        if progress is not None:
+            progress(stage, done, total)
+
+    service = Service(server, engine, lambda: _make_engine(server, engine, report))
+    _Server(service, on_ready, url_of(server, sockets[0])).run_on(sockets)
+
+
+def _make_engine(server: ServerConfig, engine: EngineConfig, progress: Progress) -> AsyncEngine:
+    loader = ModelLoader(engine)
+    if server.isolate:
+        return AsyncEngine.isolated(loader, progress=progress)
+    return AsyncEngine.over(lambda: loader.engine(progress), max_queue=engine.max_queue)
+
+
+def listen(server: ServerConfig) -> list[socket.socket]:
+    """The bound sockets, one per address that the host name has. Raises ConfigError."""
+    try:
+        found = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"--host: {server.host} is not an address here ({error.strerror})", param="host") from None
+    sockets = []
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            sock.bind(address)
+        except OSError as error:
+            sock.close()
+            reason = f"{server.host}:{server.port} cannot be used ({error.strerror}); choose another with --port"
+            raise ConfigError(f"--port: {reason}", param="port") from None
+        sockets.append(sock)
+    return sockets
+
+
+def url_of(server: ServerConfig, sock: socket.socket) -> str:
+    """The address to give to people."""
+    host = "127.0.0.1" if server.host in ("0.0.0.0", "::", "") else server.host
+    host = f"[{host}]" if ":" in host else host
+    return f"{'https' if server.ssl_certfile else 'http'}://{host}:{sock.getsockname()[1]}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which on the first signal drains before it stops, and on the second stops at once."""
+
+    def __init__(self, service: Service, on_ready: OnReady | None, url: str) -> None:
+        config = service.config
+        super().__init__(
+            uvicorn.Config(
+                make_app(service),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                timeout_graceful_shutdown=5,
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
+            )
+        )
+        self._service = service
+        self._on_ready = on_ready
+        self._url = url
+        self._signals = 0
+        self._failure: BaseException | None = None
+
+    def run_on(self, sockets: list[socket.socket]) -> None:
+        """Serve, and raise what loading raised."""
+        try:
+            with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+                runner.run(self._main(sockets))
+        finally:
+            self._service.close()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _main(self, sockets: list[socket.socket]) -> None:
+        self._loop = asyncio.get_running_loop()
+        loading = asyncio.create_task(self._load())
+        await self.serve(sockets)
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+
+    async def _load(self) -> None:
+        try:
+            await self._service.start()
+        except Exception as error:
+            self._failure = error
+            self.should_exit = True
+            return
+        if self._on_ready is not None:
+            self._on_ready(self._service, self._url)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called for SIGINT and SIGTERM."""
+        self._signals += 1
+        if self._signals > 1 or self._service.state == "loading":
+            self.should_exit = self.force_exit = True
+            return
+        logger.info("%s: no more requests are taken", signal.Signals(sig).name)
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._drain()))
+
+    async def _drain(self) -> None:
+        await self._service.drain()
+        self.should_exit = True

@@ -1,0 +1,164 @@
+"""What all routes share: the engine and its state, a pool for heavy work, limits, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, ParamSpec, TypeVar
+
+from slipstream import __version__
+from slipstream.core.config import EngineConfig, ServerConfig
+from slipstream.core.errors import OverloadedError
+from slipstream.engine.async_engine import AsyncEngine
+from slipstream.loading import catalog
+from slipstream.server.errors import unknown_model
+from slipstream.server.generation import Job
+from slipstream.server.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+POOL_THREADS = 2
+POOL_NICENESS = 10
+"""How far the pool's threads stand behind the engine's where both want a CPU."""
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class Service:
+    """One served model. `start` makes the engine, which may take minutes; until then requests get 503."""
+
+    def __init__(
+        self, config: ServerConfig, engine_config: EngineConfig, make_engine: Callable[[], AsyncEngine]
+    ) -> None:
+        self.config = config
+        self.engine_config = engine_config
+        self.names = tuple(config.served_model_name) or (engine_config.model or catalog.DEFAULT_MODEL,)
+        self.created = int(time.time())
+        self.fingerprint = f"slipstream-{__version__}-{engine_config.numerics}"
+        self.draining = False
+        self.progress: tuple[str, int, int] = ("starting", 0, 0)
+        self.disconnects = 0
+        self.requests_by_status: dict[tuple[str, int], int] = {}
+        self.startup_seconds: float | None = None
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._make_engine = make_engine
+        self._engine: AsyncEngine | None = None
+        self._watchdog: Watchdog | None = None
+        self._open = 0
+        self._preparing = 0
+        self._pool = ThreadPoolExecutor(POOL_THREADS, "slipstream-pool", initializer=_step_back)
+        self._began = time.monotonic()
+
+    async def start(self) -> None:
+        """Make the engine in a thread of its own. Raises what making it raises."""
+        self._engine = await asyncio.to_thread(self._make_engine)
+        self.startup_seconds = time.monotonic() - self._began
+        self._watchdog = Watchdog(self._engine.worker, self.config.stall_seconds)
+        for name, value in self._engine.report.items():
+            logger.info("%s: %s", name, value)
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait for those that are open, but not for ever."""
+        self.draining = True
+        if self._open:
+            logger.info("draining: waiting up to %g s for %d open requests", self.config.drain_seconds, self._open)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.idle.wait(), self.config.drain_seconds)
+
+    def close(self) -> None:
+        """Stop the engine; requests that are still open get an error."""
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        if self._engine is not None:
+            self._engine.shutdown()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since this object was made."""
+        return time.monotonic() - self._began
+
+    @property
+    def state(self) -> str:
+        """ready, or why not: loading, draining, stalled, restarting or dead."""
+        if self.draining:
+            return "draining"
+        if self._engine is None or self._watchdog is None:
+            return "loading"
+        if self._watchdog.stalled:
+            return "stalled"
+        return self._engine.worker.state
+
+    @property
+    def loaded(self) -> AsyncEngine | None:
+        """The engine, once it is there."""
+        return self._engine
+
+    def engine(self) -> AsyncEngine:
+        """The engine for a new request. Raises OverloadedError while there is none that could take it."""
+        state = self.state
+        # A restarting engine takes requests: they wait for it.
+        if self._engine is None or state not in ("ready", "restarting"):
+            raise OverloadedError(f"the server is {state}; try again later", code=state)
+        return self._engine
+
+    def model(self, asked: str | None) -> str:
+        """The served name for a request's `model`. Raises HttpError 404."""
+        if asked is None:
+            return self.names[0]
+        if asked not in self.names:
+            raise unknown_model(asked)
+        return asked
+
+    async def in_pool(
+        self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        """Run heavy Python away from the event loop. Raises OverloadedError when too much of it waits."""
+        if self._preparing >= self.engine_config.max_queue:
+            raise OverloadedError("too many requests are being prepared; try again later")
+        self._preparing += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
+        finally:
+            self._preparing -= 1
+
+    def opened(self) -> None:
+        """A request that uses the engine has come."""
+        self._open += 1
+        self.idle.clear()
+
+    def closed(self) -> None:
+        """It is answered, or its client has gone."""
+        self._open -= 1
+        if not self._open:
+            self.idle.set()
+
+    def job(self, requests: Any, arrived: float, summary: dict[str, Any]) -> Job:
+        """Requests to be run together. Their clocks start when the HTTP request came."""
+        for request in requests:
+            request.metrics.arrival_time = arrived
+
+        def note(job: Job) -> None:
+            summary.update(
+                prompt_tokens=job.usage.prompt_tokens,
+                output_tokens=job.usage.completion_tokens,
+                finish=",".join(sorted(set(job.finish_reasons))) or "none",
+            )
+
+        return Job(self.engine(), requests, on_end=note)
+
+
+def _step_back() -> None:
+    """Let the engine's threads have the CPU first; where a thread has no niceness of its own, nothing is done."""
+    if hasattr(os, "setpriority") and os.uname().sysname == "Linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), POOL_NICENESS)
