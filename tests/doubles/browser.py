@@ -21,11 +21,14 @@ from typing import Any
 import aiohttp
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+# fmt: off
 _FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--no-default-browser-check",
-    "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--disable-sync",
-    "--mute-audio", "--hide-scrollbars", "--force-color-profile=srgb", "--remote-debugging-port=0",
-)  # fmt: skip
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--no-default-browser-check", "--disable-background-networking", "--disable-component-update",
+    "--disable-extensions", "--disable-sync", "--mute-audio", "--hide-scrollbars", "--force-color-profile=srgb",
+    "--remote-debugging-port=0",
+)
+# fmt: on
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 60.0
 _KEYS = {
@@ -57,8 +60,8 @@ class ScriptError(Exception):
 class Browser:
     """One page in a headless browser with an empty profile. `async with Browser() as browser: ...`
 
-    `problems` holds what a user would find in the console: errors and warnings logged, exceptions nobody caught, requests
-    that failed or were answered with an error status, breaches of the Content-Security-Policy.
+    `problems` holds what a user would find in the console: errors and warnings logged, exceptions nobody caught,
+    requests that failed or were answered with an error status, breaches of the Content-Security-Policy.
     """
 
     def __init__(self, chromium: str | None = None) -> None:
@@ -174,7 +177,7 @@ class Browser:
         return result["result"].get("value")
 
     async def wait_for(self, script: str, seconds: float = 30.0) -> Any:
-        """The value of an expression as soon as it is true. Raises `TimeoutError` with the expression if it stays false."""
+        """The value of an expression as soon as it is true. Raises `TimeoutError` naming it if it never is."""
         end = time.monotonic() + seconds
         while not (value := await self.evaluate(script)):
             if time.monotonic() > end:
@@ -238,10 +241,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     """End the browser and its helper processes."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, 15)
-    try:
+    with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), 5.0)
-    except TimeoutError:
-        pass
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
     await process.wait()

@@ -2,6 +2,8 @@
 
 import { tab } from "./storage.js";
 
+export const KEY_CHANGED = "slipstream-key";
+
 /** What went wrong with a request. `kind` says who failed. */
 export class ApiError extends Error {
   /**
@@ -24,9 +26,15 @@ function headers() {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
-/** @param {string | null} key */
+/** @returns {boolean} whether a key is sent along */
+export function hasKey() {
+  return Boolean(tab.read("key"));
+}
+
+/** Send this key along from now on; `KEY_CHANGED` on the window tells. @param {string} key */
 export function setKey(key) {
   tab.write("key", key);
+  window.dispatchEvent(new Event(KEY_CHANGED));
 }
 
 /** @param {Response} response */

@@ -2,7 +2,7 @@
 
 import { ApiError, streamChat } from "./api.js";
 import { Conversation } from "./conversation.js";
-import { announce, byId, clearAnnouncements, hideToast, number, toast } from "./dom.js";
+import { announce, byId, clearAnnouncements, hideToast, number, sentence, toast } from "./dom.js";
 import { AnswerView, QuestionView } from "./message_view.js";
 import { Follower } from "./scroll.js";
 
@@ -195,7 +195,7 @@ export class Chat {
 
   /** @param {number} wait seconds @param {ApiError} error @param {AnswerView} view @param {AbortSignal} signal */
   #countdown(wait, error, view, signal) {
-    announce("The server is busy. The message will be sent again.");
+    announce(`${sentence(error.message)} The message will be sent again.`);
     view.wait.hidden = true;
     return new Promise((resolve, reject) => {
       const until = performance.now() + wait * 1000;
@@ -211,7 +211,7 @@ export class Chat {
       const show = () => {
         const left = Math.ceil((until - performance.now()) / 1000);
         if (left <= 0) done(() => resolve(undefined));
-        else view.showNotice(`The server is busy: ${error.message} Trying again in ${left} s.`, "hint", [now, { label: "Cancel", run: () => this.stop() }]);
+        else view.showNotice(`${sentence(error.message)} Trying again in ${left} s.`, "hint", [now, { label: "Cancel", run: () => this.stop() }]);
         this.follower.update();
       };
       const timer = setInterval(show, 1000);
@@ -280,16 +280,16 @@ export class Chat {
     if (param === "settings") return { kind: "field", text: message };
     if (error.code === "context_length_exceeded") {
       const text = "The conversation is longer than the model's context.";
-      return { kind: "context", text: `${text} ${message}` };
+      return { kind: "context", text: `${text} ${sentence(message)}` };
     }
     if (status === 401) return { kind: "key", text: "The server wants a valid API key." };
-    if (status === 503) return { kind: "busy", text: `The server is busy: ${message}` };
+    if (status === 503) return { kind: "busy", text: sentence(message) };
     if (this.settings.has(param)) {
       this.settings.showError(param, message);
       return { kind: "field", text: message };
     }
-    if (kind === "network" && answer.content) return { kind: "lost", text: `${message} What had come so far is kept.` };
-    return { kind: kind === "network" ? "lost" : "other", text: message };
+    if (kind === "network" && answer.content) return { kind: "lost", text: `${sentence(message)} What had come so far is kept.` };
+    return { kind: kind === "network" ? "lost" : "other", text: sentence(message) };
   }
 
   /** How much of the context the last answer left in use. @returns {number | null} tokens */

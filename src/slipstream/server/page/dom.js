@@ -125,6 +125,11 @@ export function hideToast() {
   byId("toast").hidden = true;
 }
 
+/** Server messages begin small and end without a stop. @param {string} text */
+export function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+}
+
 /** 1234.5 -> "1,234.5" in the reader's language. @param {number} value @param {number} [digits] */
 export function number(value, digits = 0) {
   return value.toLocaleString(undefined, { minimumFractionDigits: digits, maximumFractionDigits: digits });

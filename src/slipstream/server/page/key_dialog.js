@@ -1,6 +1,6 @@
 // Asks for the server's API key; everybody who needs it at the same time waits for the same dialog.
 
-import { setKey } from "./api.js";
+import { hasKey, setKey } from "./api.js";
 import { byId } from "./dom.js";
 
 /** @type {Promise<boolean> | null} */
@@ -10,6 +10,7 @@ function show() {
   const dialog = byId("key-dialog");
   const input = byId("key");
   input.value = "";
+  byId("key-title").textContent = hasKey() ? "The key was not accepted" : "This server asks for a key";
   dialog.returnValue = "";
   dialog.showModal();
   input.focus();

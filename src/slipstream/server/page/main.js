@@ -117,7 +117,7 @@ for (const text of EXAMPLES) {
 new StatsPanel({
   askKey,
   onStats: (stats) => {
-    showModel(stats.model, stats.context);
+    showModel(stats.model, stats.context ?? 0);
     settings.showDefaults(stats.defaults ?? {});
     onChange();
   },

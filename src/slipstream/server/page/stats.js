@@ -1,6 +1,6 @@
 // The engine's figures: asked for once a second while the page can be seen, with growing pauses while nobody answers.
 
-import { ApiError, getJson } from "./api.js";
+import { ApiError, KEY_CHANGED, getJson } from "./api.js";
 import { byId, h, number } from "./dom.js";
 import { Sparkline } from "./sparkline.js";
 
@@ -58,6 +58,7 @@ export class StatsPanel {
     this.failures = 0;
     this.timer = 0;
     this.asking = false;
+    this.refused = false;
     this.spark = new Sparkline(byId("spark"), 60);
     /** @type {Map<string, HTMLElement>} */
     this.figures = new Map();
@@ -68,6 +69,10 @@ export class StatsPanel {
     }
     document.addEventListener("visibilitychange", () => this.#wake());
     window.addEventListener("online", () => this.#wake());
+    window.addEventListener(KEY_CHANGED, () => {
+      this.refused = false;
+      this.#wake();
+    });
   }
 
   start() {
@@ -107,11 +112,7 @@ export class StatsPanel {
     if (!this.refused && (await this.askKey())) return 0;
     this.refused = true;
     this.#state("key", "needs a key", "");
-    const give = async () => {
-      this.refused = !(await this.askKey());
-      this.#wake();
-    };
-    this.#banner("This server asks for an API key.", { label: "Enter the key", run: give });
+    this.#banner("This server asks for an API key.", { label: "Enter the key", run: () => this.askKey() });
     return 60_000;
   }
 
@@ -178,7 +179,7 @@ export class StatsPanel {
       "Host part": stats.steps ? milliseconds(stats.host_ms) : "–",
       "Prefix hits": hits,
       Preemptions: number(stats.preemptions),
-      Context: number(stats.context),
+      Context: stats.context ? number(stats.context) : "–",
     };
     for (const [name, value] of Object.entries(values)) this.figures.get(name).textContent = value;
     byId("engine-foot").textContent = [stats.model, stats.device, `Slipstream ${stats.version}`].filter(Boolean).join(" · ");
