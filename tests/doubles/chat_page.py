@@ -117,4 +117,6 @@ async def keep_conversation(browser: Browser, server: Any, *messages: str) -> No
     # The page saves when it is left, so the storage is written from an address of the server that runs no script.
     await browser.goto(f"{server.url.rstrip('/')}/page/icon.svg")
     await browser.evaluate(f"sessionStorage.setItem('slipstream.messages', JSON.stringify({json.dumps(kept)}))")
+    # A browser looks for the icon of a page that names none.
+    browser.problems.clear()
     await open_page(browser, server)
