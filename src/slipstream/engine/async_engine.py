@@ -147,9 +147,9 @@ class AsyncEngine:
         else:
             self.worker.abort(request_id)
 
-    def shutdown(self) -> None:
-        """Stop the engine's thread; open requests get an error."""
-        self.worker.stop()
+    def shutdown(self, timeout: float | None = 10.0) -> None:
+        """Stop the engine, waiting up to `timeout` seconds for it; open requests get an error."""
+        self.worker.stop(timeout)
 
     @property
     def alive(self) -> bool:

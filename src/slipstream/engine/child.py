@@ -22,61 +22,71 @@ from slipstream.engine.worker import EngineWorker
 BEAT_SECONDS = 0.5
 
 
-def main(descriptor: int) -> int:
-    """Load, then serve the parent until it closes the pipe. -> exit code."""
+def main(descriptor: int) -> None:
+    """Load, then serve the parent until it closes the pipe. Ends the process."""
     # Ctrl-C reaches the whole foreground group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s engine process: %(message)s")
-    child = _Child(Connection(descriptor))
     try:
-        return child.run()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return 0
-    finally:
-        # The engine's thread may be inside of a step; nothing is left to save.
-        sys.stderr.flush()
-        os._exit(0)
+        _Child(Connection(descriptor)).run()
+    except (EOFError, OSError):
+        _exit(0)
+    except Exception:
+        logging.exception("the loop failed")
+    _exit(1)
+
+
+def _exit(code: int) -> None:
+    """End at once: the engine's thread may be inside of a step, and nothing is left to save."""
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class _Child:
+    _worker: EngineWorker
+
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
         self._sending = threading.Lock()
         self._sink = self._send_updates  # one object, so that a step's updates go in one message
 
-    def run(self) -> int:
+    def run(self) -> None:
+        """Do what the parent says. Raises EOFError when it is gone, which may be while the model loads."""
         loader = self.pipe.recv()
-        try:
-            loaded, worker = self._load(loader)
-        except Exception as error:
-            known = error if isinstance(error, SlipstreamError) else LoadError(f"{type(error).__name__}: {error}")
-            self._send(wire.Failed(known))
-            return 1
-        engine = loaded.engine
-        self._send(wire.Ready(engine.vocab_size, engine.max_model_len, loaded.report))
-        threading.Thread(target=self._beat, args=(worker,), daemon=True).start()
+        threading.Thread(target=self._start, args=(loader,), name="slipstream-start", daemon=True).start()
         while True:
             match self.pipe.recv():
                 case wire.Submit(request):
-                    self._submit(worker, request)
+                    self._submit(request)
                 case wire.Abort(request_id):
-                    worker.abort(request_id)
+                    self._worker.abort(request_id)
 
-    def _load(self, loader: Any) -> tuple[LoadedEngine, EngineWorker]:
+    def _start(self, loader: Any) -> None:
+        try:
+            loaded = self._load(loader)
+        except Exception as error:
+            known = error if isinstance(error, SlipstreamError) else LoadError(f"{type(error).__name__}: {error}")
+            self._send(wire.Failed(known))
+            _exit(1)
+        engine = loaded.engine
+        self._send(wire.Ready(engine.vocab_size, engine.max_model_len, loaded.report))
+        self._beat()
+
+    def _load(self, loader: Any) -> LoadedEngine:
         found: list[LoadedEngine] = []
 
         def build() -> Engine:
             found.append(loader.engine(lambda *stage: self._send(wire.Progress(*stage))))
             return found[0].engine
 
-        worker = EngineWorker(build, max_queue=loader.config.max_queue)
-        return found[0], worker
+        self._worker = EngineWorker(build, max_queue=loader.config.max_queue)
+        return found[0]
 
-    def _submit(self, worker: EngineWorker, request: Request) -> None:
+    def _submit(self, request: Request) -> None:
         try:
-            worker.submit(request, self._sink)
+            self._worker.submit(request, self._sink)
         except SlipstreamError as error:
             self._send_updates([RequestUpdate(request, finished=True, error=error)])
 
@@ -87,8 +97,8 @@ class _Child:
         with self._sending:
             self.pipe.send(message)
 
-    def _beat(self, worker: EngineWorker) -> None:
-        pause = threading.Event()
+    def _beat(self) -> None:
+        worker, pause = self._worker, threading.Event()
         while worker.alive:
             try:
                 self._send(wire.Beat(worker.busy_for, worker.snapshot()))
@@ -96,8 +106,8 @@ class _Child:
                 return
             pause.wait(BEAT_SECONDS)
         # An engine without its thread is of no use; the parent starts another.
-        os._exit(1)
+        _exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    main(int(sys.argv[1]))

@@ -160,6 +160,8 @@ class EngineProcess:
             self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
             theirs.close()
             pipe = Connection(ours.detach())
+        if self._stopping.is_set():  # `stop` may have seen the child before
+            self._child.kill()
         outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         writer = threading.Thread(target=_write, args=(pipe, outbox), name="slipstream-writer", daemon=True)
         writer.start()
@@ -175,6 +177,8 @@ class EngineProcess:
                     self._take(message, first)
         except (EOFError, OSError):
             logger.debug("the pipe to the engine's process closed")
+        except Exception:
+            logger.exception("what the engine's process sent could not be read")
         was_ready = self._state == "ready"
         outbox.put(None)
         self._end(was_ready)
@@ -193,7 +197,11 @@ class EngineProcess:
     def _end(self, was_ready: bool) -> None:
         """The child is gone, and what it was doing with it. Requests that it never got wait for the next one."""
         assert self._child is not None
-        code = self._child.wait()
+        try:
+            code = self._child.wait(1.0)  # it may be about to end by itself
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            code = self._child.wait()
         if was_ready and not self._stopping.is_set():
             logger.error("the engine's process ended (%s); starting another", _how(code))
         with self._lock:

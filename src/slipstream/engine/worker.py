@@ -105,7 +105,7 @@ class EngineWorker:
         with self._wake:
             if self._stopping or not self._thread.is_alive():
                 raise EngineDeadError("the engine has stopped")
-            self._inbox.append(lambda: _settle(done, function))
+            self._inbox.append(lambda: settle(done, function))
             self._wake.notify()
         return done.result()
 
@@ -134,7 +134,7 @@ class EngineWorker:
         self._thread.join(timeout)
 
     def _main(self, build: Callable[[], Engine], ready: Future[Engine]) -> None:
-        _settle(ready, build)
+        settle(ready, build)
         if ready.exception() is None:
             self.engine = ready.result()
             # A model and a vocabulary are hundreds of thousands of objects; walking them stops a step for long.
@@ -216,7 +216,7 @@ def hand_over(sink: Sink, updates: Sequence[RequestUpdate]) -> None:
         logger.exception("a receiver of updates failed")
 
 
-def _settle(future: Future[Result], function: Callable[[], Result]) -> None:
+def settle(future: Future[Result], function: Callable[[], Result]) -> None:
     """Run a function and put what it returns or raises into a future."""
     try:
         future.set_result(function())

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from slipstream import __version__
 from slipstream.core.errors import OverloadedError, SlipstreamError
@@ -26,7 +27,7 @@ from slipstream.server.bodies import (
 )
 from slipstream.server.errors import HttpError, decode, unknown_model
 from slipstream.server.fields import check_neutral
-from slipstream.server.middleware import BodyLimit, Keys, Log
+from slipstream.server.middleware import CLIENT_GONE, BodyLimit, Keys, Log
 from slipstream.server.openapi import describe
 from slipstream.server.responses import EventStream, JsonAnswer, error_response, failure, json_response
 from slipstream.server.service import Service
@@ -59,6 +60,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_exception_handler(Exception, _on_error)
     app.add_exception_handler(SlipstreamError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_middleware(BodyLimit, limit=service.config.max_body_size)
     if service.config.api_key:
         app.add_middleware(Keys, keys=service.config.api_key)
@@ -232,6 +234,12 @@ def _page_routes(app: FastAPI) -> None:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     return error_response(failure(error))
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """The client left while it sent its body; nobody reads what is returned."""
+    request.scope["slipstream.disconnected"] = True
+    return Response(status_code=CLIENT_GONE)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

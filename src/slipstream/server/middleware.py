@@ -27,6 +27,9 @@ OPEN_TREES = ("/page/", "/health/")
 QUIET_PATHS = ("/health", "/health/live", "/health/ready", "/metrics", "/stats", "/favicon.ico")
 """Paths that are polled; their requests are logged at level debug."""
 
+CLIENT_GONE = 499
+"""What is logged and counted where a client left before it got a status; the number is nginx's."""
+
 
 class Log:
     """Gives each request an id and logs how it ended. A client that left is an event like others, not an error."""
@@ -62,6 +65,8 @@ class Log:
         service, path = self._service, scope["path"]
         gone = scope.get("slipstream.disconnected", False)
         service.disconnects += gone
+        if gone and not status:
+            status = CLIENT_GONE
         route = getattr(scope.get("route"), "path", "other")
         service.requests_by_status[route, status] = service.requests_by_status.get((route, status), 0) + 1
         client = scope.get("client")

@@ -110,9 +110,10 @@ class EventStream(_Watched):
                 await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-        async with aclosing(self._events()) as events:
+        # The inner one is closed first: it may be waiting for an event, and a generator that runs cannot be closed.
+        async with aclosing(self._events()) as events, aclosing(_with_comments(events)) as chunks:
             try:
-                async for chunk in _with_comments(events):
+                async for chunk in chunks:
                     await write(chunk)
             except Exception as error:
                 shown = failure(error)

@@ -36,10 +36,7 @@ def serve(
 
     The address is bound before the model is loaded; meanwhile /health/live answers 200 and /health/ready 503.
     """
-    faulthandler.enable()
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    # One text at a time has no use for the tokenizer's own threads, which would take the CPU from the engine's.
-    keep_tokenizers_serial()
+    set_up_process()
     sockets = listen(server)
 
     def report(stage: str, done: int, total: int) -> None:
@@ -47,11 +44,20 @@ def serve(
         if progress is not None:
             progress(stage, done, total)
 
-    service = Service(server, engine, lambda: _make_engine(server, engine, report))
+    service = Service(server, engine, lambda: make_engine(server, engine, report))
     _Server(service, on_ready, url_of(server, sockets[0])).run_on(sockets)
 
 
-def _make_engine(server: ServerConfig, engine: EngineConfig, progress: Progress) -> AsyncEngine:
+def set_up_process() -> None:
+    """Settings of the whole process that keep everything else out of the engine's way."""
+    faulthandler.enable()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    # One text at a time has no use for the tokenizer's own threads, which would take the CPU from the engine's.
+    keep_tokenizers_serial()
+
+
+def make_engine(server: ServerConfig, engine: EngineConfig, progress: Progress) -> AsyncEngine:
+    """The engine in a thread of this process, or in a process of its own."""
     loader = ModelLoader(engine)
     if server.isolate:
         return AsyncEngine.isolated(loader, progress=progress)
@@ -116,7 +122,7 @@ class _Server(uvicorn.Server):
             with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
                 runner.run(self._main(sockets))
         finally:
-            self._service.close()
+            self._service.close(0.0 if self.force_exit else 10.0)
         if self._failure is not None:
             raise self._failure
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,6 +16,7 @@ from slipstream import __version__
 from slipstream.core.config import EngineConfig, ServerConfig
 from slipstream.core.errors import OverloadedError
 from slipstream.engine.async_engine import AsyncEngine
+from slipstream.engine.worker import settle
 from slipstream.loading import catalog
 from slipstream.server.errors import unknown_model
 from slipstream.server.generation import Job
@@ -59,7 +60,10 @@ class Service:
 
     async def start(self) -> None:
         """Make the engine in a thread of its own. Raises what making it raises."""
-        self._engine = await asyncio.to_thread(self._make_engine)
+        made: Future[AsyncEngine] = Future()
+        # Not a thread of a pool: the interpreter would wait for it when a signal ends the process while it loads.
+        threading.Thread(target=settle, args=(made, self._make_engine), name="slipstream-loading", daemon=True).start()
+        self._engine = await asyncio.wrap_future(made)
         self.startup_seconds = time.monotonic() - self._began
         self._watchdog = Watchdog(self._engine.worker, self.config.stall_seconds)
         for name, value in self._engine.report.items():
@@ -70,15 +74,19 @@ class Service:
         self.draining = True
         if self._open:
             logger.info("draining: waiting up to %g s for %d open requests", self.config.drain_seconds, self._open)
-        with suppress(TimeoutError):
+        try:
             await asyncio.wait_for(self.idle.wait(), self.config.drain_seconds)
+        except TimeoutError:
+            logger.warning("%d requests were not done in time; they get an error", self._open)
+            if self._engine is not None:
+                self._engine.worker.fail_open(OverloadedError("the server stops; try again later", code="draining"))
 
-    def close(self) -> None:
-        """Stop the engine; requests that are still open get an error."""
+    def close(self, timeout: float | None = 10.0) -> None:
+        """Stop the engine, waiting up to `timeout` seconds for it; requests that are still open get an error."""
         if self._watchdog is not None:
             self._watchdog.stop()
         if self._engine is not None:
-            self._engine.shutdown()
+            self._engine.shutdown(timeout)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property

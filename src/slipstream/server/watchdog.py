@@ -69,6 +69,9 @@ class Watchdog:
         elif self.stalled and busy <= self._limit:
             self.stalled = False
             logger.warning("the engine answers again")
+        elif self.stalled:
+            # A request may have passed the check of the state just before it changed.
+            self._engine.fail_open(EngineDeadError(f"the engine has not answered for {busy:.0f} s"))
 
     def _give_up(self, text: str, told: str) -> None:
         logger.error("%s; the stacks of all threads follow", text)
