@@ -21,22 +21,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pairs import interval
+
 from slipstream import LLM, SamplingParams
 from slipstream.devices.bandwidth import ReadProbe
 from slipstream.devices.foreign_load import ForeignLoad
 from slipstream.devices.host import cpu_name
-
-
-def interval(ratios: list[float], draws: int = 2000) -> dict[str, float]:
-    """Median of ratios with a bootstrap 95 % interval."""
-    chooser = random.Random(0)
-    medians = sorted(statistics.median(chooser.choices(ratios, k=len(ratios))) for _ in range(draws))
-    return {
-        "median": statistics.median(ratios),
-        "low": medians[int(draws * 0.025)],
-        "high": medians[int(draws * 0.975)],
-        "pairs": len(ratios),
-    }
 
 
 def step_ms(llm: LLM, sequences: int, context: int, steps: int) -> tuple[list[float], list[float]]:

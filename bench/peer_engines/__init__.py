@@ -1,0 +1,1 @@
+"""Parts of bench/peers.py. Workers run in environments of their own, so this package imports nothing."""

@@ -1,0 +1,360 @@
+"""The comparison with other engines: its statistics, the files it makes, its processes, its table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from scipy.stats import bootstrap
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from pairs import Pair, interval, ratio
+from peer_engines import comparison as comparison_module
+from peer_engines.comparison import Comparison, Plan, equal_tokens
+from peer_engines.environments import requirements_without
+from peer_engines.report import flags, rows, table
+from peer_engines.requantize import made, requantize
+from peer_engines.subjects import PEERS, Subject, chosen
+from peer_engines.worker import PeerError, Worker
+
+EVEN = (40e9, 40e9, 40e9)
+
+
+# Pairs
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_interval_is_scipys(seed: int) -> None:
+    chooser = random.Random(seed)
+    ratios = [chooser.lognormvariate(0, 0.2) for _ in range(41)]
+    found = interval(ratios, draws=4000)
+    expected = bootstrap((ratios,), np.median, n_resamples=4000, method="percentile", rng=seed).confidence_interval
+    assert found["median"] == statistics.median(ratios)
+    assert found["low"] == pytest.approx(expected.low, rel=0.03)
+    assert found["high"] == pytest.approx(expected.high, rel=0.03)
+
+
+def test_interval_says_the_same_each_time_and_has_no_width_for_equal_ratios() -> None:
+    ratios = [1.0, 1.2, 0.9, 1.4, 1.1]
+    assert interval(ratios) == interval(ratios)
+    assert interval([2.0] * 5) == {"median": 2.0, "low": 2.0, "high": 2.0, "pairs": 5}
+
+
+@pytest.mark.parametrize(("probes", "disturbed"), [(EVEN, False), ((40, 45.9, 40), False), ((40, 40, 46.1), True)])
+def test_a_pair_is_disturbed_by_over_15_percent(probes: tuple[float, ...], disturbed: bool) -> None:
+    assert Pair(1, 1, probes).disturbed is disturbed
+
+
+def test_disturbed_pairs_are_dropped_and_counted() -> None:
+    steady = [Pair(first, 1.0, EVEN) for first in (2.0, 2.1, 2.2)]
+    assert ratio([*steady, Pair(900.0, 1.0, (40, 80, 40))]) == {**interval([2.0, 2.1, 2.2]), "dropped": 1}
+    nothing = ratio([Pair(1.0, 1.0, (1, 2))])
+    assert nothing == {"median": None, "low": None, "high": None, "pairs": 0, "dropped": 1}
+
+
+# Files
+
+
+@pytest.fixture
+def small_file(tmp_path: Path) -> Path:
+    """A GGUF file with a tensor of each kind that the default model has, and metadata of all kinds."""
+    draw = np.random.default_rng(0).standard_normal
+    path = tmp_path / "Small.Q4_1.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_name("small")
+    writer.add_file_type(3)
+    writer.add_block_count(2)
+    writer.add_rope_freq_base(1e5)
+    writer.add_add_bos_token(False)
+    writer.add_token_list(["a", "<b>", "\u00e9"])
+    writer.add_token_types([1, 3, 1])
+    writer.add_key_value("general.languages", ["en"], GGUFValueType.ARRAY, sub_type=GGUFValueType.STRING)
+    writer.add_tensor("output_norm.weight", draw(64).astype(np.float32))
+    for name, shape, kind in (("token_embd.weight", (3, 64), "Q8_0"), ("blk.0.attn_q.weight", (32, 64), "Q4_1")):
+        dtype = GGMLQuantizationType[kind]
+        writer.add_tensor(name, gguf.quantize(draw(shape).astype(np.float32), dtype), raw_dtype=dtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def contents(reader: GGUFReader) -> dict[str, Any]:
+    return {name: (field.types, field.contents()) for name, field in reader.fields.items()}
+
+
+@pytest.mark.parametrize(("kind", "file_type"), [("Q4_0", 2), ("Q8_0", 7)])
+def test_requantized_file(small_file: Path, tmp_path: Path, kind: str, file_type: int) -> None:
+    requantize(small_file, tmp_path / "other.gguf", kind)
+    before, after = GGUFReader(small_file), GGUFReader(tmp_path / "other.gguf")
+    expected = contents(before)
+    expected["general.file_type"] = ([GGUFValueType.UINT32], file_type)
+    assert contents(after) == expected
+    for old, new in zip(before.tensors, after.tensors, strict=True):
+        assert (new.name, new.shape.tolist()) == (old.name, old.shape.tolist())
+        if old.name == "blk.0.attn_q.weight":
+            wanted = GGMLQuantizationType[kind]
+            assert new.tensor_type == wanted
+            values = gguf.dequantize(old.data, GGMLQuantizationType.Q4_1)
+            np.testing.assert_array_equal(new.data, gguf.quantize(values, wanted))
+            step = np.abs(values).max() / (8 if kind == "Q4_0" else 127)
+            assert np.abs(gguf.dequantize(new.data, wanted) - values).max() <= step
+        else:
+            assert new.tensor_type == old.tensor_type
+            np.testing.assert_array_equal(new.data, old.data)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Small.Q4_1.gguf", "other.gguf"]
+
+
+def test_files_are_made_once(small_file: Path, tmp_path: Path) -> None:
+    assert made(small_file, tmp_path / "cache", "Q4_1") == small_file
+    first = made(small_file, tmp_path / "cache", "Q8_0")
+    assert first == tmp_path / "cache" / "Small.Q8_0.gguf"
+    written = first.stat().st_mtime_ns
+    assert made(small_file, tmp_path / "cache", "Q8_0").stat().st_mtime_ns == written
+
+
+def test_requirements_lose_extras_and_what_is_left_out() -> None:
+    metadata = (
+        "Metadata-Version: 2.4\nName: some-engine\n"
+        "Requires-Dist: torch==2.13.0\nRequires-Dist: torchaudio; python_version > '3'\n"
+        "Requires-Dist: numpy<3,>=2\nRequires-Dist: torch_c_dlpack_ext\n"
+        "Requires-Dist: pandas; extra == 'bench'\nRequires-Dist: six; python_version > '3.1'\n\nText\n"
+    )
+    kept = requirements_without(metadata, frozenset({"torch", "torchaudio"}))
+    assert kept == ["numpy<3,>=2", "torch_c_dlpack_ext", "six; python_version > '3.1'"]
+
+
+# Processes
+
+STAND_IN = """
+import sys, time
+from peer_engines.worker_loop import Stopwatch, serve
+name, pace = sys.argv[1], float(sys.argv[2])
+class StandIn:
+    made = 0
+    def describe(self, input_len, output_len):
+        return {"version": name, "format": "none", "bytes_per_step": 1e6}
+    def encode(self, text):
+        return {"tokens": list(range(len(text)))}
+    def score(self, prompt, tokens):
+        return {"logprob": -1.0}
+    def generate(self, prompt, count):
+        self.made += 1
+        if name == "faulty" and self.made > 2:
+            raise RuntimeError("out of memory")
+        print("a library's own words")
+        watch, tokens = Stopwatch(), []
+        for i in range(count):
+            time.sleep(pace)
+            watch.note()
+            tokens.append(i)
+        return {"tokens": tokens, "times": watch.times}
+    def tick(self, seconds):
+        time.sleep(seconds)
+        return {"done": True}
+def load():
+    if name == "broken":
+        raise OSError("no such model")
+    return StandIn()
+serve(load)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class StandIn(Subject):
+    """A subject that sleeps between tokens in place of computing them."""
+
+    pace: float = 0.001
+    folder: Path = Path()
+
+    def start(self, model: Path, threads: int) -> Worker:
+        script = self.folder / "stand_in.py"
+        script.write_text(STAND_IN)
+        log = self.folder / f"{self.name}.log"
+        return Worker(self.name, [sys.executable, str(script), self.name, str(self.pace)], log)
+
+
+def state(worker: Worker) -> str:
+    """What the system says of the process: T is stopped."""
+    return Path(f"/proc/{worker._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def stand_in(folder: Path, name: str, pace: float = 0.001) -> StandIn:
+    return StandIn(name, name, "", "none", "", pace=pace, folder=folder)
+
+
+def test_a_stopped_worker_stands_still(tmp_path: Path) -> None:
+    worker = stand_in(tmp_path, "some").start(Path(), 1)
+    try:
+        assert worker.wait_loaded() >= 0
+        worker.pause()
+        deadline = time.monotonic() + 5
+        while state(worker) != "T":
+            assert time.monotonic() < deadline
+        worker.resume()
+        assert worker.call("tick", seconds=0.01) == {"done": True}
+        assert worker.call("generate", prompt=[1], count=2)["tokens"] == [0, 1]
+        assert "a library's own words" in worker.log.read_text()
+    finally:
+        worker.pause()
+        worker.close()
+    assert worker._process.returncode == 0
+
+
+def test_a_worker_that_fails_or_is_late_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = stand_in(tmp_path, "broken").start(Path(), 1)
+    with pytest.raises(PeerError, match="broken: OSError: no such model"):
+        worker.wait_loaded()
+    worker.close()
+    worker = stand_in(tmp_path, "slow").start(Path(), 1)
+    worker.wait_loaded()
+    monkeypatch.setattr("peer_engines.worker.PIECE_SECONDS", 0.1)
+    monkeypatch.setattr("peer_engines.worker.CLOSE_SECONDS", 0.1)
+    with pytest.raises(PeerError, match="slow: no answer in 0 seconds"):
+        worker.call("tick", seconds=60)
+    begin = time.monotonic()
+    worker.close()
+    assert time.monotonic() - begin < 10
+
+
+def test_a_worker_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    worker = Worker("gone", [sys.executable, "-c", "import sys; sys.exit('killed for memory')"], tmp_path / "log")
+    with pytest.raises(PeerError, match="gone: the process ended; killed for memory"):
+        worker.wait_loaded()
+    with pytest.raises(PeerError, match=r"gone: .*killed for memory"):
+        worker.call("tick", seconds=0)
+    worker.close()
+
+
+def test_subjects_take_turns_and_a_failing_one_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison_module, "SLIPSTREAM", stand_in(tmp_path, "slipstream", pace=0.002))
+    peers = [stand_in(tmp_path, name, pace=0.008) for name in ("good", "broken", "faulty")]
+    plan = Plan(input_len=4, output_len=6, prefill_len=8, pairs=2)
+    comparison = Comparison(tmp_path / "some.gguf", peers, plan, threads=1)
+    try:
+        comparison.start()
+        comparison.measure()
+    finally:
+        comparison.close()
+    assert len(comparison.prompt) == 8
+    assert [pair["peer"] for pair in comparison.pairs] == ["good", "good"]
+    errors = [entry.error for entry in comparison.peers]
+    assert errors == [None, "broken: OSError: no such model", "faulty: RuntimeError: out of memory"]
+    assert comparison.peers[0].equal_tokens == 6
+    subjects = [entry.report() for entry in (comparison.ours, *comparison.peers)]
+    ours, good, broken, faulty = rows(subjects, comparison.pairs, dataclasses.asdict(plan))
+    for pair in comparison.pairs:
+        assert pair["slipstream"]["decode_s"] >= 5 * 0.002
+        assert pair["other"]["decode_s"] >= 5 * 0.008
+    assert ours["decode_tokens_per_s"]["median"] <= 1 / 0.002
+    assert "decode_ratio" not in ours
+    assert good["decode_ratio"]["pairs"] + good["decode_ratio"]["dropped"] == 2
+    assert broken["error"] == errors[1]
+    assert "decode_tokens_per_s" not in faulty
+
+
+# Report
+
+
+def subject(name: str, *, equal: int = 16, logprob: float | None = -1.0, error: str | None = None) -> dict[str, Any]:
+    described = {} if logprob is None else {"version": "1.0", "format": "float32", "bytes_per_step": 4e8}
+    return {
+        "name": name,
+        "engine": name,
+        "format": "",
+        "description": described,
+        "equal_tokens": equal,
+        "logprob": logprob,
+        "error": error,
+    }
+
+
+def result() -> dict[str, Any]:
+    plan = {"input_len": 128, "output_len": 65, "prefill_len": 512, "pairs": 3}
+    subjects = [subject("slipstream"), subject("quick", equal=3), subject("absent", logprob=None, error="no | wheel")]
+
+    def piece(seconds: float) -> dict[str, float]:
+        return {"ttft_s": seconds / 10, "decode_s": seconds, "prefill_s": seconds / 2}
+
+    pairs = [
+        {"peer": "quick", "slipstream": piece(2.0), "other": piece(1.0), "probes": [40e9, 40e9, 40e9]},
+        {"peer": "quick", "slipstream": piece(2.0), "other": piece(1.0), "probes": [40e9, 40e9, 40e9]},
+        {"peer": "quick", "slipstream": piece(9.0), "other": piece(1.0), "probes": [40e9, 20e9, 40e9]},
+    ]
+    return {
+        "command": "python bench/peers.py run",
+        "date": "2026-01-02T03:04:05+00:00",
+        "cpu": "Some CPU",
+        "threads": 2,
+        "plan": plan,
+        "quick": False,
+        "foreign_load": 0.02,
+        "disturbed": False,
+        "rows": rows(subjects, pairs, plan),
+        "pairs": pairs,
+    }
+
+
+def test_rows_hold_speeds_and_shares() -> None:
+    ours, quick, _ = result()["rows"]
+    assert ours["decode_tokens_per_s"]["median"] == 32
+    assert quick["decode_tokens_per_s"]["median"] == 64
+    assert quick["prefill_tokens_per_s"]["median"] == 1024
+    assert quick["bandwidth_share"]["median"] == pytest.approx(4e8 * 64 / 40e9)
+    assert quick["decode_ratio"] == {"median": 0.5, "low": 0.5, "high": 0.5, "pairs": 2, "dropped": 1}
+
+
+def test_table() -> None:
+    text = table(json.loads(json.dumps(result())))
+    lines = text.splitlines()
+    columns = lines[0].count("|")
+    assert [line.replace("\\|", "").count("|") for line in lines[:5]] == [columns] * 5
+    assert lines[2] == "| slipstream | 1.0 | float32 | 32.0 | 32% | 512 | 200 |  |"
+    ratio_cell = "0.50 (0.50 to 0.50), 2 pairs, 1 dropped"
+    assert lines[3] == f"| quick (other tokens) | 1.0 | float32 | 64.0 | 64% | 1024 | 100 | {ratio_cell} |"
+    assert lines[4] == "| absent | - | - | not measured: no \\| wheel | - | - | - | - |"
+    assert "Some CPU, 2 threads, 2026-01-02" in text
+    assert "`python bench/peers.py run`" in text
+    assert "Not valid" not in text
+    assert "quick run" not in text
+
+
+def test_table_says_what_a_run_is_not() -> None:
+    text = table({**result(), "quick": True, "disturbed": True, "foreign_load": 0.4})
+    assert "Not valid: other processes" in text
+    assert "used 40% of the CPUs" in text
+    assert "A quick run" in text
+    assert "is not known" in table({**result(), "foreign_load": None})
+
+
+def test_first_tokens_are_judged() -> None:
+    ours = subject("slipstream")
+    assert equal_tokens([1, 2, 3], [1, 2, 4]) == 2
+    assert flags(subject("x", equal=8), ours) == []
+    assert flags(subject("x", equal=7), ours) == ["other tokens"]
+    assert flags(subject("x", logprob=-2.9), ours) == []
+    assert flags(subject("x", equal=0, logprob=-3.1), ours) == ["other tokens", "unlikely tokens"]
+
+
+def test_peers_are_chosen_by_engine_or_name() -> None:
+    assert chosen(None) == list(PEERS)
+    assert [peer.name for peer in chosen("vllm bfloat16,llama.cpp")] == [
+        "llama.cpp Q4_1",
+        "llama.cpp Q4_0",
+        "llama.cpp Q8_0",
+        "vllm bfloat16",
+    ]
+    with pytest.raises(ValueError, match=r"--peers: 'ollama' is not known; known are llama\.cpp, transformers"):
+        chosen("llama.cpp,ollama")
