@@ -92,6 +92,31 @@ async def test_the_rate_is_measured_between_the_first_token_and_the_last(browser
 
 
 @in_browser
+async def test_a_screen_reader_gets_whole_paragraphs(browser: Browser, server: Any) -> None:
+    await plan(browser, {"events": ["One ", "and\n\n", "two ", "and ", "three.", END, USAGE], "pause": 30})
+    await browser.evaluate(
+        "window.said = []; new MutationObserver(changes => changes.forEach(change => change.addedNodes.forEach(node =>"
+        " window.said.push(node.textContent)))).observe(document.getElementById('announcer'), { childList: true })"
+    )
+    await say(browser, "Count.")
+    assert await browser.evaluate("window.said") == ["One and", "two and three.", "Answer complete."]
+    assert await browser.evaluate(f"{LAST_ANSWER}.ariaBusy") == "false"
+
+
+@in_browser
+async def test_nothing_moves_for_who_wants_no_motion(browser: Browser, server: Any) -> None:
+    moving = "document.getAnimations().filter(animation => animation.playState === 'running').length"
+    await plan(browser, {"events": ["late", END, USAGE], "pause": 3000})
+    await say(browser, "Wait.", wait=False)
+    await browser.wait_for("!document.querySelector('.wait').hidden")
+    assert await browser.evaluate(moving) > 0
+    await browser.show(1280, 800, reduced_motion=True)
+    # A change of width that had begun goes on to its end.
+    await browser.wait_for(f"{moving} === 0", 2)
+    assert not await browser.evaluate("document.querySelector('.wait').hidden")
+
+
+@in_browser
 async def test_escape_stops_the_answer_on_the_server_too(browser: Browser, server: Any) -> None:
     await fill(browser, "seed", "1")
     await say(browser, "Write a very long story about a lighthouse, with many chapters.", wait=False)
@@ -112,6 +137,7 @@ async def test_a_wrong_setting_is_explained_at_its_field(browser: Browser, serve
     await say(browser, "Hello.")
     error = await browser.evaluate("document.getElementById('set-top_p-error').textContent")
     assert "top_p" in error
+    assert await browser.evaluate("document.getElementById('set-top_p-error').checkVisibility()")
     assert await browser.evaluate("document.getElementById('set-top_p').getAttribute('aria-invalid')") == "true"
     assert await browser.evaluate(LAST_NOTICE) == error
     await fill(browser, "top_p", "0.5")

@@ -112,3 +112,15 @@ async def test_hostile_text_costs_no_time(browser: Browser, server: Any) -> None
             "return performance.now() - start; })"
         )
         assert took < 3000, f"{text[:8]!r}... took {took:.0f} ms"
+
+
+@in_browser
+async def test_answers_and_code_can_be_copied_as_they_were_written(browser: Browser, server: Any) -> None:
+    code = "if a < b:\n\n    print('*x*')"
+    answer = f"Some **text**:\n\n```python\n{code}\n```\n"
+    await keep_conversation(browser, server, "Hello.", answer)
+    await browser.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    await browser.evaluate("document.querySelector('[aria-label=\"Copy code\"]').click()")
+    assert await browser.evaluate("window.copied") == code
+    await browser.evaluate("document.querySelector('[aria-label=\"Copy answer\"]').click()")
+    assert await browser.evaluate("window.copied") == answer

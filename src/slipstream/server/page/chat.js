@@ -185,9 +185,11 @@ export class Chat {
       try {
         return await this.#stream(members, answer, view, signal);
       } catch (error) {
-        const again = error.status === 503 && tries < MOST_TRIES;
+        // A model may load for minutes; the reader can cancel.
+        const again = error.status === 503 && (tries < MOST_TRIES || error.code === "loading");
         if (error.status === 401 && tries < MOST_TRIES && (await this.askKey())) continue;
         if (!again) throw error;
+        if (tries === 1) announce(`${sentence(error.message)} The message will be sent again.`);
         await this.#countdown(Math.min(error.retryAfter ?? 2 ** tries, LONGEST_WAIT_S), error, view, signal);
       }
     }
@@ -195,7 +197,6 @@ export class Chat {
 
   /** @param {number} wait seconds @param {ApiError} error @param {AnswerView} view @param {AbortSignal} signal */
   #countdown(wait, error, view, signal) {
-    announce(`${sentence(error.message)} The message will be sent again.`);
     view.wait.hidden = true;
     return new Promise((resolve, reject) => {
       const until = performance.now() + wait * 1000;

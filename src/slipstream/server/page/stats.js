@@ -141,14 +141,16 @@ export class StatsPanel {
     if (banner.dataset.text === text && !banner.hidden) return;
     const button = action && h("button", { type: "button", class: "button small", onclick: action.run }, action.label);
     banner.dataset.text = text;
+    banner.dataset.state = "gone";
     banner.replaceChildren(h("span", {}, text), ...(button ? [button] : []));
     banner.hidden = false;
   }
 
   /** Say above the chat if the engine takes no questions. @param {Stats} stats */
-  #noteState({ state, detail }) {
-    if (STATES[state]) this.#banner([STATES[state], detail].filter(Boolean).join(" "), null);
+  #noteState({ state }) {
+    if (STATES[state]) this.#banner(STATES[state], null);
     else byId("banner").hidden = true;
+    byId("banner").dataset.state = state;
   }
 
   /** @param {string} state @param {string} text @param {string} detail */
