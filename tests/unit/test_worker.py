@@ -300,7 +300,10 @@ def test_excluding_every_token_fails_that_request_only() -> None:
     client = Client(HashModel(), eos_ids={3})
     client.submit("it", [1, 2, 3], max_tokens=5, min_tokens=2, allowed_token_ids=[3])
     client.submit("other", [1, 2, 3], max_tokens=5)
-    assert isinstance(client.end("it").error, RequestFailedError)
+    error = client.end("it").error
+    assert isinstance(error, InvalidRequestError)
+    assert error.param == "allowed_token_ids"
+    assert "min_tokens" in error.message
     assert client.end("other").error is None
     client.idle()
 

@@ -272,9 +272,7 @@ class Engine:
             return
         token = int(result.tokens[row])
         if token < 0:
-            raise RequestFailedError(
-                "no token could be chosen: the sampling rules exclude every token, or the model gave no finite logits"
-            )
+            raise sequence.no_token_error()
         self._accept(sequence, token, result, row, update, now)
 
     def _accept(

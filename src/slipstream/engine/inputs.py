@@ -185,13 +185,15 @@ class InputProcessor:
         """Tokens each choice may have; asking for more than there is room for is refused."""
         asked = params.max_tokens
         room = self.max_model_len - prompt_len
-        least = 1 if asked is None else asked
+        least = max(1, params.min_tokens) if asked is None else asked
         if least > room:
-            wants = "and at least one token of output" if asked is None else f"and max_tokens {asked}"
+            wants = f"and max_tokens {asked}"
+            if asked is None:
+                wants = f"and min_tokens {least}" if params.min_tokens > 1 else "and at least one token of output"
             raise ContextLengthError(
                 f"the prompt has {prompt_len} tokens; with it {wants} the request needs {prompt_len + least} of the "
                 f"model's context of {self.max_model_len} tokens",
-                param="prompt" if room < 1 or asked is None else "max_tokens",
+                param="prompt" if room < 1 else "min_tokens" if asked is None else "max_tokens",
             )
         return room if asked is None else asked
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from slipstream.cache.manager import SequencePages
+from slipstream.core.errors import InvalidRequestError, RequestFailedError, SlipstreamError
 from slipstream.core.outputs import TokenLogprobs
 from slipstream.core.request import Request
 from slipstream.sampling.state import SequenceSampler
@@ -91,6 +92,17 @@ class Sequence:
     def wants_scores(self) -> bool:
         """Whether some prompt token's logprob is still owed."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_len
+
+    def no_token_error(self) -> SlipstreamError:
+        """Why no token could be chosen for the next place: the request's own rules, or the model."""
+        rules = self.sampler.exhausted_by()
+        if not rules:
+            return RequestFailedError("no token could be chosen: the model gave no finite logits")
+        return InvalidRequestError(
+            f"no token is left to generate at place {self.num_output + 1} of the output: all are excluded by "
+            + ", ".join(rules),
+            param=rules[0],
+        )
 
     @property
     def held_up(self) -> bool:

@@ -77,6 +77,7 @@ class SequenceSampler:
         seed: int,
     ) -> None:
         self.params = params
+        self._vocab_size = vocab_size
         self.prompt_length = len(prompt_ids)
         self.output_length = 0
         self._choice = choice_key(seed, choice_index)
@@ -145,6 +146,19 @@ class SequenceSampler:
                 self._counts.add(token)
         if self._reach:
             self._tail = [*self._tail, *tokens][-self._reach :]
+
+    def exhausted_by(self) -> tuple[str, ...]:
+        """The parameters that together leave no token for the next place; () if they leave one."""
+        everything = range(self._vocab_size)
+        left = set(everything if self._allowed is None else self._allowed.tolist())
+        names = [] if self._allowed is None else ["allowed_token_ids"]
+        if len(self._ends) and self.output_length < self.params.min_tokens:
+            left -= set(self._ends.tolist())
+            names.append("min_tokens")
+        if self._bad_words:
+            left -= set(self._ends_of_bad_words(()))
+            names.append("bad_words")
+        return () if left else tuple(names)
 
     def _ends_of_bad_words(self, drafted: Sequence[int]) -> list[int]:
         """Last tokens of the words whose other tokens are the latest ones of the output."""

@@ -25,7 +25,7 @@ from slipstream.server.bodies import (
     StreamOptions,
     TokenizeBody,
 )
-from slipstream.server.errors import HttpError, decode, unknown_model
+from slipstream.server.errors import HttpError, decode, nested_too_deeply, unknown_model
 from slipstream.server.fields import check_neutral
 from slipstream.server.middleware import CLIENT_GONE, BodyLimit, Keys, Log
 from slipstream.server.openapi import describe
@@ -90,6 +90,14 @@ async def read(service: Service, request: Request, kind: type[BodyType]) -> Body
     return body
 
 
+async def prepared(service: Service, function: Callable[..., Any], *args: Any) -> Any:
+    """What `function` makes of a body, in the pool. What recurses over a body's values may meet too deep ones."""
+    try:
+        return await service.in_pool(function, *args)
+    except RecursionError:
+        raise nested_too_deeply() from None
+
+
 async def run(
     service: Service, request: Request, kind: type[BodyType], prepare: Prepare[BodyType], answer: Callable[..., Any]
 ) -> Response:
@@ -101,7 +109,7 @@ async def run(
     more = {} if kind is GenerateBody else {"model": model, "fingerprint": service.fingerprint}
 
     async def ready() -> Any:
-        requests = await service.in_pool(prepare, engine.inputs, body)
+        requests = await prepared(service, prepare, engine.inputs, body)
         job = service.job(requests, scope["slipstream.arrived"], scope["slipstream.summary"])
         return answer(body, job, **more)
 
@@ -144,14 +152,14 @@ def _text_routes(app: FastAPI, service: Service) -> None:
         engine = service.engine()
         body = await read(service, request, TokenizeBody)
         service.model(body.model)
-        return json_response(await service.in_pool(text_routes.tokenize, engine.inputs, body))
+        return json_response(await prepared(service, text_routes.tokenize, engine.inputs, body))
 
     @app.post("/detokenize", tags=["Tokenizer"], summary="The text of token ids")
     async def detokenize(request: Request) -> Response:
         engine = service.engine()
         body = await read(service, request, DetokenizeBody)
         service.model(body.model)
-        return json_response(await service.in_pool(text_routes.detokenize, engine.inputs, body))
+        return json_response(await prepared(service, text_routes.detokenize, engine.inputs, body))
 
     @app.get("/tokenizer_info", tags=["Tokenizer"], summary="Special tokens and the chat template")
     async def tokenizer_info() -> Response:

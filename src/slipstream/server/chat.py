@@ -31,7 +31,7 @@ def prepare(inputs: InputProcessor, body: ChatBody) -> list[Request]:
         raise InvalidRequestError(
             "cache_salt and prompt_cache_key are the same setting here; give one of them", param="prompt_cache_key"
         )
-    own_names = {"logprobs": "top_logprobs"}
+    own_names = {"logprobs": "top_logprobs", "prompt": "messages"}
     if body.max_completion_tokens is not None:
         own_names["max_tokens"] = "max_completion_tokens"
     if body.cache_salt is None:

@@ -12,7 +12,7 @@ from slipstream.core.outputs import CompletionOutput, RequestOutput, TokenLogpro
 from slipstream.core.request import Request
 from slipstream.engine.inputs import InputProcessor, Prompt
 from slipstream.server.bodies import CompletionBody
-from slipstream.server.generation import Job, News, naming, new_id, params_from
+from slipstream.server.generation import Job, News, limit_output, naming, new_id, params_from
 from slipstream.server.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
 from slipstream.server.responses import DONE, event
 
@@ -39,9 +39,9 @@ def prepare(inputs: InputProcessor, body: CompletionBody) -> list[Request]:
             )
             for prompt in prompts_of(body.prompt)
         ]
-    if body.max_tokens is None:
-        for request in requests:
-            request.max_tokens = min(request.max_tokens, DEFAULT_MAX_TOKENS)
+    limit_output(requests, DEFAULT_MAX_TOKENS)
+    for request in requests:
+        request.seed = requests[0].seed  # the answer reports one seed, and it must give the same tokens again
     return requests
 
 

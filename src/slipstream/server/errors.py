@@ -13,6 +13,9 @@ from slipstream.core.errors import InvalidRequestError, OverloadedError, Slipstr
 RETRY_AFTER = 1
 """Seconds after which a client is told to come back."""
 
+MAX_SHOWN = 1000
+"""Characters of an error's message at most."""
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -36,10 +39,20 @@ def unknown_model(name: str) -> HttpError:
     return HttpError(404, f"the model {name!r} does not exist here", param="model", code="model_not_found")
 
 
+def nested_too_deeply() -> InvalidRequestError:
+    return InvalidRequestError("the body is nested too deeply")
+
+
 def body_of(error: SlipstreamError) -> dict[str, Any]:
     """What the client gets."""
     kind = _TYPES.get(error.status, "server_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    param = None if error.param is None else _cut(error.param)
+    return {"error": {"message": _cut(error.message), "type": kind, "param": param, "code": error.code}}
+
+
+def _cut(text: str) -> str:
+    """A text that may quote what the client sent, which may be megabytes."""
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 def headers_of(error: SlipstreamError) -> Mapping[str, str]:
@@ -60,7 +73,7 @@ def decode(raw: bytes, kind: type[Any]) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
     except RecursionError:
-        raise InvalidRequestError("the body is nested too deeply") from None
+        raise nested_too_deeply() from None
 
 
 def _wrong_field(text: str) -> InvalidRequestError:

@@ -72,8 +72,8 @@ def _walk(body: type[msgspec.Struct]) -> Iterator[Field]:
         yield Field(name, extra["support"], known[0].description or "", extra.get("neutral", ()))
 
 
-def check_neutral(body: msgspec.Struct) -> None:
-    """Refuse a field that is not implemented and has a value that would change the answer."""
+def check_neutral(body: msgspec.Struct, path: str = "") -> None:
+    """Refuse a field that is not implemented and has a value that would change the answer. `path` leads to the body."""
     for name, field in fields_of(type(body)).items():
         if field.support is not Support.NEUTRAL:
             continue
@@ -81,7 +81,9 @@ def check_neutral(body: msgspec.Struct) -> None:
         if value is None or any(_same(value, allowed) for allowed in field.neutral):
             continue
         allowed = " or ".join(msgspec.json.encode(v).decode() for v in (None, *field.neutral))
-        raise InvalidRequestError(f"{name} is not supported here: {field.text}; it may be {allowed}", param=name)
+        raise InvalidRequestError(
+            f"{path}{name} is not supported here: {field.text}; it may be {allowed}", param=path + name
+        )
 
 
 def _same(value: Any, allowed: Any) -> bool:

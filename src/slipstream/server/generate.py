@@ -16,7 +16,7 @@ from slipstream.engine.collect import OutputCollector
 from slipstream.engine.inputs import InputProcessor, Prompt
 from slipstream.server.bodies import GenerateBody, GenerateSampling
 from slipstream.server.fields import check_neutral
-from slipstream.server.generation import Job, naming, params_from
+from slipstream.server.generation import Job, limit_output, naming, params_from
 from slipstream.server.logprobs import TokenNames, most_likely
 from slipstream.server.responses import DONE, event
 
@@ -25,7 +25,6 @@ DEFAULT_MAX_TOKENS = 128
 
 _NAMES = {
     "prompt_token_ids": "input_ids",
-    "prompt": "text",
     "cache_salt": "extra_key",
     "logprobs": "top_logprobs_num",
     "prompt_logprobs": "top_logprobs_num",
@@ -44,21 +43,22 @@ _NAMES = {
 
 def prepare(inputs: InputProcessor, body: GenerateBody) -> list[Request]:
     """The engine's requests for a body, one per prompt."""
-    prompts = _prompts(body)
+    name, prompts = _prompts(body)
     count = len(prompts)
     each_params = _for_each(body.sampling_params, count, "sampling_params", GenerateSampling())
     wants = _for_each(body.return_logprob, count, "return_logprob", False)
     tops = _for_each(body.top_logprobs_num, count, "top_logprobs_num", 0)
     starts = _for_each(body.logprob_start_len, count, "logprob_start_len", -1)
+    if min(starts) < -1:
+        raise InvalidRequestError("logprob_start_len must be -1 or more", param="logprob_start_len")
     requests = []
-    with naming(_NAMES):
+    with naming({**_NAMES, "prompt": name}):
         for prompt, sampling, wanted, top, start in zip(prompts, each_params, wants, tops, starts, strict=True):
-            check_neutral(sampling)
+            check_neutral(sampling, "sampling_params.")
             params = _params(inputs.defaults, sampling, top if wanted else None, scores=bool(wanted) and start >= 0)
             request = inputs.request(prompt, params, priority=body.priority or 0, cache_salt=body.extra_key)
-            if sampling.max_new_tokens is None:
-                request.max_tokens = min(request.max_tokens, DEFAULT_MAX_TOKENS)
             requests.append(request)
+        limit_output(requests, DEFAULT_MAX_TOKENS)
     return requests
 
 
@@ -75,15 +75,19 @@ def _params(defaults: SamplingParams, sampling: GenerateSampling, top: int | Non
     )
 
 
-def _prompts(body: GenerateBody) -> list[Prompt]:
+def _prompts(body: GenerateBody) -> tuple[str, list[Prompt]]:
+    """The field that holds the prompts, and what they are."""
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequestError("give either text or input_ids", param="text")
     given: Any = body.text if body.text is not None else body.input_ids
     name = "text" if body.text is not None else "input_ids"
     if not given:
         raise InvalidRequestError(f"{name} must not be empty", param=name)
-    single = isinstance(given, str) or isinstance(given[0], int)
-    return [given] if single else list(given)
+    if isinstance(given, str) or isinstance(given[0], int):
+        return name, [given]
+    if name == "input_ids" and not all(isinstance(ids, list) for ids in given):
+        raise InvalidRequestError("input_ids must be a list of token ids or a list of such lists", param=name)
+    return name, list(given)
 
 
 def _for_each(value: Any, count: int, name: str, default: Any) -> list[Any]:
@@ -114,26 +118,28 @@ class GenerateAnswer:
 
     async def whole(self) -> Any:
         """One object, or a list of them."""
-        outputs = await self._job.outputs()
+        with naming(_NAMES):
+            outputs = await self._job.outputs()
         shown = [self._shown(output, choice) for _, output, choice in self._job.choices(outputs)]
         return shown[0] if self._single else shown
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Events with all there is so far of the choice that changed."""
         collectors = {request.id: OutputCollector(request) for request in self._job.requests}
-        async with aclosing(self._job.updates()) as batches:
-            async for batch in batches:
-                changed = {}
-                for update in batch:
-                    output = collectors[update.request.id].add(update)
-                    for delta in update.deltas:
-                        changed[self._job.place(update.request) + delta.index] = output, output.outputs[delta.index]
-                events = []
-                for number, (output, choice) in changed.items():
-                    shown = self._shown(output, choice)
-                    events.append(event(shown if self._single else {"index": number, **shown}))
-                if events:
-                    yield b"".join(events)
+        with naming(_NAMES):
+            async with aclosing(self._job.updates()) as batches:
+                async for batch in batches:
+                    changed = {}
+                    for update in batch:
+                        output = collectors[update.request.id].add(update)
+                        for delta in update.deltas:
+                            changed[self._job.place(update.request) + delta.index] = output, output.outputs[delta.index]
+                    events = []
+                    for number, (output, choice) in changed.items():
+                        shown = self._shown(output, choice)
+                        events.append(event(shown if self._single else {"index": number, **shown}))
+                    if events:
+                        yield b"".join(events)
         yield DONE
 
     def _shown(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -27,17 +28,33 @@ def params_from(body: Any, defaults: SamplingParams, **more: Any) -> SamplingPar
 
 @contextmanager
 def naming(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors inside speak of the field as the client called it."""
+    """Errors inside speak of fields as the client called them."""
     try:
         yield
     except InvalidRequestError as error:
-        for own, theirs in names.items():
-            if error.param is not None and (error.param == own or error.param.startswith(f"{own}[")):
-                error.param = error.param.replace(own, theirs, 1)
-                error.message = error.message.replace(own, theirs)
-                error.args = (error.message,)
-                break
+        param = error.param
+        if param is not None and param in names:
+            error.param = names[param]
+        # Names of one word are words of the language too; they are replaced only where they are the field at fault.
+        shown = [re.escape(own) for own in names if own == param or "_" in own]
+        if shown:
+            pattern = rf"(?<!the )\b({'|'.join(shown)})\b"
+            error.message = re.sub(pattern, lambda found: names[found[1]], error.message)
+            error.args = (error.message,)
         raise
+
+
+def limit_output(requests: Iterable[Request], default: int) -> None:
+    """Give requests without `max_tokens` the route's default. Raises InvalidRequestError if `min_tokens` is higher."""
+    for request in requests:
+        if request.params.max_tokens is not None:
+            continue
+        if request.params.min_tokens > default:
+            raise InvalidRequestError(
+                f"min_tokens must be at most max_tokens ({default} by default), got {request.params.min_tokens}",
+                param="min_tokens",
+            )
+        request.max_tokens = min(request.max_tokens, default)
 
 
 def new_id(prefix: str, given: str | None) -> str:
