@@ -8,12 +8,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import ctypes
 import itertools
 import json
 import os
 import shutil
+import signal
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -102,6 +107,7 @@ class Browser:
             stderr=asyncio.subprocess.DEVNULL,
             # A group of its own, so that the helper processes end with it.
             start_new_session=True,
+            preexec_fn=_end_with_parent(),
         )
         self._stack.push_async_callback(_end, process)
         port = await _debugging_port(Path(profile), process)
@@ -222,6 +228,11 @@ class Browser:
         await asyncio.to_thread(Path(path).write_bytes, base64.b64decode(result["data"]))
 
 
+def _end_with_parent() -> Callable[[], object] | None:
+    """What the new process calls so that it ends when the test's process is killed: prctl(PR_SET_PDEATHSIG)."""
+    return partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM) if sys.platform == "linux" else None
+
+
 async def _debugging_port(profile: Path, process: asyncio.subprocess.Process) -> int:
     """Chromium writes the port that it took into a file of its profile."""
     file = profile / "DevToolsActivePort"
@@ -240,11 +251,11 @@ async def _debugging_port(profile: Path, process: asyncio.subprocess.Process) ->
 async def _end(process: asyncio.subprocess.Process) -> None:
     """End the browser and its helper processes."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, 15)
+        os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), 5.0)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, 9)
+        os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
 
 

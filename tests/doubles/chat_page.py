@@ -114,9 +114,8 @@ async def keep_conversation(browser: Browser, server: Any, *messages: str) -> No
         {"role": "assistant" if at % 2 else "user", "content": text, "finish": "stop"}
         for at, text in enumerate(messages)
     ]
-    # The page saves when it is left, so the storage is written from an address of the server that runs no script.
-    await browser.goto(f"{server.url.rstrip('/')}/page/icon.svg")
-    await browser.evaluate(f"sessionStorage.setItem('slipstream.messages', JSON.stringify({json.dumps(kept)}))")
-    # A browser looks for the icon of a page that names none.
-    browser.problems.clear()
+    # The page saves when it is left, so the storage is written on the way in.
+    script = f"sessionStorage.setItem('slipstream.messages', JSON.stringify({json.dumps(kept)}))"
+    added = await browser.command("Page.addScriptToEvaluateOnNewDocument", source=script)
     await open_page(browser, server)
+    await browser.command("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
