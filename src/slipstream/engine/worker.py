@@ -218,6 +218,7 @@ def hand_over(sink: Sink, updates: Sequence[RequestUpdate]) -> None:
 
 def settle(future: Future[Result], function: Callable[[], Result]) -> None:
     """Run a function and put what it returns or raises into a future."""
+    future.set_running_or_notify_cancel()  # who waits may give up; the future cannot be cancelled any more
     try:
         future.set_result(function())
     except BaseException as error:

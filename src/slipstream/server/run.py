@@ -45,7 +45,7 @@ def serve(
             progress(stage, done, total)
 
     service = Service(server, engine, lambda: make_engine(server, engine, report))
-    _Server(service, on_ready, url_of(server, sockets[0])).run_on(sockets)
+    HttpServer(service, on_ready, url_of(server, sockets[0])).run_on(sockets)
 
 
 def set_up_process() -> None:
@@ -93,7 +93,7 @@ def url_of(server: ServerConfig, sock: socket.socket) -> str:
     return f"{'https' if server.ssl_certfile else 'http'}://{host}:{sock.getsockname()[1]}"
 
 
-class _Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn, which on the first signal drains before it stops, and on the second stops at once."""
 
     def __init__(self, service: Service, on_ready: OnReady | None, url: str) -> None:

@@ -101,9 +101,8 @@ class Service:
             return "draining"
         if self._engine is None or self._watchdog is None:
             return "loading"
-        if self._watchdog.stalled:
-            return "stalled"
-        return self._engine.worker.state
+        state = self._engine.worker.state
+        return "stalled" if state == "ready" and self._watchdog.stalled else state
 
     @property
     def loaded(self) -> AsyncEngine | None:

@@ -68,7 +68,7 @@ class Watchdog:
             self._engine.recover()
         elif self.stalled and busy <= self._limit:
             self.stalled = False
-            logger.warning("the engine answers again")
+            logger.warning("the engine goes on")
         elif self.stalled:
             # A request may have passed the check of the state just before it changed.
             self._engine.fail_open(EngineDeadError(f"the engine has not answered for {busy:.0f} s"))
