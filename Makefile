@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install serve test test-fast lint types format check clean
+.PHONY: install serve test test-fast lint types format check clean screenshots
 
 install: $(STAMP)
 
@@ -40,6 +40,11 @@ format: install
 	$(BIN)/ruff format .
 
 check: lint types test
+
+# The pictures of README and docs, from the running program. Needs tmux and chromium.
+screenshots: install
+	$(BIN)/python docs/pictures/capture_terminal.py
+	$(BIN)/python docs/pictures/capture_page.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """Takes docs/pictures/chat.svg from a running `slipstream chat`.
 
-    python docs/pictures/capture.py
+    python docs/pictures/capture_terminal.py
 
 It needs tmux. The program runs in a terminal of its own, is typed to, and what its screen shows at the end, colours
 included, becomes the picture.
