@@ -86,8 +86,8 @@ def table(result: dict[str, Any]) -> str:
     probes = spread(probe / 1e9 for pair in result["pairs"] for probe in pair["probes"])
     lines += [
         "",
-        f"One stream, greedy: {plan['output_len']} tokens after a prompt of {plan['input_len']}; prefill of "
-        f"{plan['prefill_len']}. {result['cpu']}, {result['threads']} threads, {result['date'][:10]}. "
+        f"{result['model']}, one stream, greedy: {plan['output_len']} tokens after a prompt of {plan['input_len']}; "
+        f"prefill of {plan['prefill_len']}. {result['cpu']}, {result['threads']} threads, {result['date'][:10]}. "
         f"Medians of {plan['pairs']} pairs; the load of other processes {load}.",
     ]
     if probes["median"] is not None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,6 +30,7 @@ from peer_engines.requantize import made, requantize
 from peer_engines.subjects import PEERS, Subject, chosen
 from peer_engines.worker import PeerError, Worker
 
+BENCH = Path(__file__).parents[2] / "bench"
 EVEN = (40e9, 40e9, 40e9)
 
 
@@ -238,6 +241,39 @@ def test_a_worker_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> N
     worker.close()
 
 
+HARNESS = """
+import sys, time
+from pathlib import Path
+from peer_engines.worker import Worker
+worker = Worker("some", [sys.executable, sys.argv[1], "some", "0"], Path(sys.argv[2]))
+worker.wait_loaded()
+worker.pause()
+print(worker._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end it")
+def test_a_stopped_worker_ends_with_its_harness(tmp_path: Path) -> None:
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN)
+    harness = subprocess.Popen(
+        [sys.executable, "-c", HARNESS, str(script), str(tmp_path / "log")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(BENCH)},
+    )
+    assert harness.stdout is not None
+    process = Path("/proc", harness.stdout.readline().strip(), "stat")
+    assert process.exists()
+    harness.kill()
+    harness.communicate()
+    deadline = time.monotonic() + 10
+    while process.exists() and process.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_subjects_take_turns_and_a_failing_one_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison_module, "SLIPSTREAM", stand_in(tmp_path, "slipstream", pace=0.002))
     peers = [stand_in(tmp_path, name, pace=0.008) for name in ("good", "broken", "faulty")]
@@ -296,6 +332,7 @@ def result() -> dict[str, Any]:
     return {
         "command": "python bench/peers.py run",
         "date": "2026-01-02T03:04:05+00:00",
+        "model": "Some.Q4_1.gguf",
         "cpu": "Some CPU",
         "threads": 2,
         "plan": plan,
@@ -325,6 +362,7 @@ def test_table() -> None:
     ratio_cell = "0.50 (0.50 to 0.50), 2 pairs, 1 dropped"
     assert lines[3] == f"| quick (other tokens) | 1.0 | float32 | 64.0 | 64% | 1024 | 100 | {ratio_cell} |"
     assert lines[4] == "| absent | - | - | not measured: no \\| wheel | - | - | - | - |"
+    assert "Some.Q4_1.gguf, one stream" in text
     assert "Some CPU, 2 threads, 2026-01-02" in text
     assert "`python bench/peers.py run`" in text
     assert "Not valid" not in text
