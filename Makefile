@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install serve test test-fast lint types format check clean screenshots
+.PHONY: install serve test test-fast soak lint types format check clean screenshots
 
 install: $(STAMP)
 
@@ -27,6 +27,11 @@ test: install
 
 test-fast: install
 	$(BIN)/python -m pytest -q -m "not slow"
+
+# Clients that leave, dawdle and send nonsense, for SECONDS; then nothing may be left, and memory may not have grown.
+SECONDS ?= 300
+soak: install
+	$(BIN)/python tests/contract/soak.py --seconds $(SECONDS)
 
 lint: install
 	$(BIN)/ruff check .

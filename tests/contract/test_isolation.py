@@ -26,17 +26,17 @@ BODY = {"prompt": "hello", "max_tokens": 40, "ignore_eos": True}
 LONG = {**BODY, "max_tokens": 400}
 STREAM = {**LONG, "stream": True}
 CONFIG = EngineConfig(model="double")
-ABORTS, ENDS_THREAD = "!", "?"
+ABORTS, ENDS_THREAD, FAILS = "!", "?", "%"
 
 
 @dataclass(frozen=True)
 class Crashing(ServedModel):
-    """Its process aborts at a prompt that begins with "!"; one with "?" ends the engine's thread."""
+    """A prompt that begins with "!" aborts its process, one with "?" ends the engine's thread, "%" fails a step."""
 
     def engine(self, progress: Any = None) -> Any:
         loaded = super().engine(progress)
         forward = loaded.model.forward
-        (aborts,), (ends,) = (loaded.inputs.tokenizer.encode(mark) for mark in (ABORTS, ENDS_THREAD))
+        aborts, ends, fails = (loaded.inputs.tokenizer.encode(mark)[0] for mark in (ABORTS, ENDS_THREAD, FAILS))
 
         def crash(rows: Any, caches: Any) -> Any:
             begins = rows.token[(rows.position == 0) & (rows.sequence != 0)].tolist()
@@ -44,6 +44,8 @@ class Crashing(ServedModel):
                 os.abort()
             if ends in begins:
                 raise SystemExit
+            if fails in begins:
+                raise RuntimeError("boom")
             return forward(rows, caches)
 
         loaded.model.forward = crash
@@ -172,6 +174,16 @@ def busy(server: Serving) -> tuple[int, Client, Client]:
     pid = process_of(server).pid
     assert pid is not None
     return pid, stream, whole
+
+
+def test_what_the_process_logs_is_in_the_log_of_the_server(server: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    until(lambda: ready(server))
+    pid = process_of(server).pid
+    assert "boom" in fetch(server.url, COMPLETIONS, {**BODY, "prompt": FAILS}).json["error"]["message"]
+    until(lambda: "engine process: " in caplog.text)
+    assert 'RuntimeError("boom")' in caplog.text
+    assert fetch(server.url, COMPLETIONS, BODY).status == 200
+    assert process_of(server).pid == pid
 
 
 CHATTING = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 400, "ignore_eos": True}

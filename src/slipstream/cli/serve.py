@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,6 +59,5 @@ def print_banner(service: Service, url: str) -> None:
     body = {"model": service.names[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     key = " -H 'Authorization: Bearer KEY'" if service.config.api_key else ""
     console.print("\nTry it:", style="bold")
-    print(
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'\n", flush=True
-    )
+    data = shlex.quote(json.dumps(body))
+    print(f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {data}\n", flush=True)

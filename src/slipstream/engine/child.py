@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,9 +29,10 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s engine process: %(message)s")
+    child = _Child(Connection(descriptor))
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_Forward(child)])
     try:
-        _Child(Connection(descriptor)).run()
+        child.run()
     except (EOFError, OSError):
         _exit(0)
     except Exception:
@@ -68,17 +70,17 @@ class _Child:
             loaded = self._load(loader)
         except Exception as error:
             known = error if isinstance(error, SlipstreamError) else LoadError(f"{type(error).__name__}: {error}")
-            self._send(wire.Failed(known))
+            self.send(wire.Failed(known))
             _exit(1)
         engine = loaded.engine
-        self._send(wire.Ready(engine.vocab_size, engine.max_model_len, loaded.report))
+        self.send(wire.Ready(engine.vocab_size, engine.max_model_len, loaded.report))
         self._beat()
 
     def _load(self, loader: Any) -> LoadedEngine:
         found: list[LoadedEngine] = []
 
         def build() -> Engine:
-            found.append(loader.engine(lambda *stage: self._send(wire.Progress(*stage))))
+            found.append(loader.engine(lambda *stage: self.send(wire.Progress(*stage))))
             return found[0].engine
 
         self._worker = EngineWorker(build, max_queue=loader.config.max_queue)
@@ -90,23 +92,36 @@ class _Child:
         except SlipstreamError as error:
             self._send_updates([RequestUpdate(request, finished=True, error=error)])
 
-    def _send_updates(self, updates: Sequence[RequestUpdate]) -> None:
-        self._send([wire.Update.of(update) for update in updates])
-
-    def _send(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
+        """Tell the parent. Raises OSError when it is gone."""
         with self._sending:
             self.pipe.send(message)
+
+    def _send_updates(self, updates: Sequence[RequestUpdate]) -> None:
+        self.send([wire.Update.of(update) for update in updates])
 
     def _beat(self) -> None:
         worker, pause = self._worker, threading.Event()
         while worker.alive:
             try:
-                self._send(wire.Beat(worker.busy_for, worker.snapshot()))
+                self.send(wire.Beat(worker.busy_for, worker.snapshot()))
             except OSError:
                 return
             pause.wait(BEAT_SECONDS)
         # An engine without its thread is of no use; the parent starts another.
         _exit(1)
+
+
+class _Forward(logging.Handler):
+    """Hands the parent what is logged here, so that there is one log in one form."""
+
+    def __init__(self, child: _Child) -> None:
+        super().__init__()
+        self._child = child
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            self._child.send(wire.Logged(record.levelno, record.name, self.format(record)))
 
 
 if __name__ == "__main__":

@@ -223,9 +223,12 @@ class EngineProcess:
                 if self._progress is not None:
                     self._progress(stage, done, total)
             case wire.Failed(error):
-                logger.error("the engine's process could not load: %s", error)
-                if not first.done():
+                if first.done():
+                    logger.error("the engine's process could not load: %s", error)
+                else:
                     first.set_exception(error)
+            case wire.Logged(level, name, text):
+                logging.getLogger(name).log(level, "engine process: %s", text)
             case _:
                 self._hand_out(message)
 

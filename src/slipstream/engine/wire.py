@@ -51,6 +51,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Logged:
+    """Child to parent: a line for the log, which only the parent writes."""
+
+    level: int
+    logger: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """Child to parent, regularly: how long its engine has been at one step, and its counts."""
 

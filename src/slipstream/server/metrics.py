@@ -157,6 +157,8 @@ class _Engine(Collector):
         yield self._gauge("slipstream:ready", "1 while requests are taken.", int(service.state == "ready"))
         if service.startup_seconds is not None:
             yield self._gauge("sglang:startup_time_seconds", "From start to ready.", service.startup_seconds)
+        if service.weight_load_seconds is not None:
+            yield self._gauge("sglang:weight_load_duration_seconds", "Reading weights.", service.weight_load_seconds)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

@@ -142,9 +142,8 @@ async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[
         except StopAsyncIteration:
             return
         finally:
-            if not coming.done():
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
         yield chunk
 
 

@@ -40,7 +40,7 @@ def serve(
     sockets = listen(server)
 
     def report(stage: str, done: int, total: int) -> None:
-        service.progress = stage, done, total
+        service.report(stage, done, total)
         if progress is not None:
             progress(stage, done, total)
 
@@ -147,11 +147,17 @@ class HttpServer(uvicorn.Server):
         """Called for SIGINT and SIGTERM."""
         self._signals += 1
         if self._signals > 1 or self._service.state == "loading":
-            self.should_exit = self.force_exit = True
+            self._stop(force=True)
             return
         logger.info("%s: no more requests are taken", signal.Signals(sig).name)
         self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._drain()))
 
     async def _drain(self) -> None:
         await self._service.drain()
+        self._stop()
+
+    def _stop(self, *, force: bool = False) -> None:
+        # uvicorn has a trace for every request that it cuts off from now on; that is meant.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        self.force_exit = self.force_exit or force
         self.should_exit = True

@@ -45,6 +45,7 @@ class Service:
         self.fingerprint = f"slipstream-{__version__}-{engine_config.numerics}"
         self.draining = False
         self.progress: tuple[str, int, int] = ("starting", 0, 0)
+        self.weight_load_seconds: float | None = None
         self.disconnects = 0
         self.requests_by_status: dict[tuple[str, int], int] = {}
         self.startup_seconds: float | None = None
@@ -56,7 +57,16 @@ class Service:
         self._open = 0
         self._preparing = 0
         self._pool = ThreadPoolExecutor(POOL_THREADS, "slipstream-pool", initializer=_step_back)
-        self._began = time.monotonic()
+        self._began = self._began_weights = time.monotonic()
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Take in how far the loading is."""
+        now = time.monotonic()
+        if stage == "loading":
+            if self.progress[0] != stage:
+                self._began_weights = now
+            self.weight_load_seconds = now - self._began_weights
+        self.progress = stage, done, total
 
     async def start(self) -> None:
         """Make the engine in a thread of its own. Raises what making it raises."""
