@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install serve test test-fast soak lint types format check clean screenshots
+.PHONY: install serve test test-fast soak lint types format check clean screenshots fuzz
 
 install: $(STAMP)
 
@@ -32,6 +32,10 @@ test-fast: install
 SECONDS ?= 300
 soak: install
 	$(BIN)/python tests/contract/soak.py --seconds $(SECONDS)
+
+# Random requests for so many seconds: half of the time from the OpenAPI document, half with damaged bodies.
+fuzz: install
+	SLIPSTREAM_FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -q tests/contract/test_fuzz.py
 
 lint: install
 	$(BIN)/ruff check .

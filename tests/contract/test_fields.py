@@ -166,6 +166,12 @@ def test_neutral_field_takes_neutral_values_only(http: httpx.Client, body: type,
         assert path_to(body, name) in error["message"]
 
 
+def test_one_is_not_true(http: httpx.Client) -> None:
+    answer(http, ChatBody, {"best_of": 1, "spaces_between_special_tokens": True})
+    assert refused(http, ChatBody, {"best_of": True})["param"] == "best_of"
+    assert refused(http, ChatBody, {"spaces_between_special_tokens": 1})["param"] == "spaces_between_special_tokens"
+
+
 @pytest.mark.parametrize(("body", "name"), of(Support.ADVISORY), ids=lambda value: getattr(value, "__name__", value))
 def test_advisory_field_changes_nothing(http: httpx.Client, body: type, name: str) -> None:
     assert steady(answer(http, body, {name: ADVISORY[body][name]})) == steady(answer(http, body, {}))

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from slipstream.server.fields import advisory, implemented, neutral
+from slipstream.server.fields import advisory, between, implemented, neutral
+from slipstream.text.chat_messages import KNOWN_ROLES
 
 Text = str | None
 Whole = int | None
@@ -19,6 +20,22 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Base of all bodies: an unknown field is an error that names it."""
 
 
+_STOP: dict[str, Any] = {"minLength": 1, "maxItems": 16}
+_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"enum": ["text"]}, "text": {"type": "string"}},
+}
+_MESSAGES: dict[str, Any] = {
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"enum": list(KNOWN_ROLES)},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}]},
+        },
+    }
+}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _IDS_OR_LISTS: dict[str, Any] = {"anyOf": [_IDS, {"type": "array", "items": _IDS, "minItems": 1}, {"type": "null"}]}
 _PROMPTS: dict[str, Any] = {
@@ -40,30 +57,34 @@ class Sampling(Body):
     """What /v1/chat/completions and /v1/completions have in common."""
 
     model: Annotated[Text, implemented("one of the served names; null: the first of them")] = None
-    n: Annotated[Whole, implemented("choices, 1 to 128")] = None
-    seed: Annotated[Whole, implemented("64 bits; the answer's `seed` is the one in use")] = None
+    n: Annotated[Whole, implemented("choices, 1 to 128", between(1, 128))] = None
+    seed: Annotated[
+        Whole, implemented("64 bits; the answer's `seed` is the one in use", between(-(2**63), 2**64 - 1))
+    ] = None
     stream: Annotated[Switch, implemented("answer in server-sent events")] = None
     stream_options: Annotated[StreamOptions | None, implemented("with `stream` only")] = None
-    stop: Annotated[str | list[str] | None, implemented("up to 16 strings that end the output")] = None
-    temperature: Annotated[Number, implemented("0 or more; 0: greedy")] = None
-    top_p: Annotated[Number, implemented("in (0, 1]")] = None
-    frequency_penalty: Annotated[Number, implemented("in [-2, 2]")] = None
-    presence_penalty: Annotated[Number, implemented("in [-2, 2]")] = None
+    stop: Annotated[str | list[str] | None, implemented("up to 16 strings that end the output", _STOP)] = None
+    temperature: Annotated[Number, implemented("0 or more; 0: greedy", between(0))] = None
+    top_p: Annotated[Number, implemented("in (0, 1]", between(0, 1, above=True))] = None
+    frequency_penalty: Annotated[Number, implemented("in [-2, 2]", between(-2, 2))] = None
+    presence_penalty: Annotated[Number, implemented("in [-2, 2]", between(-2, 2))] = None
     logit_bias: Annotated[dict[str, float] | None, implemented("token id to a number in [-100, 100]")] = None
     user: Annotated[Text, advisory("ignored")] = None
 
-    top_k: Annotated[Whole, implemented("keep the k most likely tokens; 0 or -1: all")] = None
-    min_p: Annotated[Number, implemented("in [0, 1]")] = None
-    typical_p: Annotated[Number, implemented("in (0, 1]")] = None
-    repetition_penalty: Annotated[Number, implemented("above 0")] = None
-    min_tokens: Annotated[Whole, implemented("no end before so many tokens")] = None
+    top_k: Annotated[Whole, implemented("keep the k most likely tokens; 0 or -1: all", between(-1, 2**31 - 1))] = None
+    min_p: Annotated[Number, implemented("in [0, 1]", between(0, 1))] = None
+    typical_p: Annotated[Number, implemented("in (0, 1]", between(0, 1, above=True))] = None
+    repetition_penalty: Annotated[Number, implemented("above 0", between(0, above=True))] = None
+    min_tokens: Annotated[Whole, implemented("no end before so many tokens", between(0))] = None
     stop_token_ids: Annotated[list[int] | None, implemented("tokens that end the output")] = None
     include_stop_str_in_output: Annotated[Switch, implemented("keep the text that ended the output")] = None
     ignore_eos: Annotated[Switch, implemented("go on after the model's end of text")] = None
     skip_special_tokens: Annotated[Switch, implemented("leave control tokens out of the text; default true")] = None
     bad_words: Annotated[list[str] | None, implemented("words that must not be generated")] = None
     allowed_token_ids: Annotated[list[int] | None, implemented("the only tokens that may be generated")] = None
-    prompt_logprobs: Annotated[Whole, implemented("alternatives per prompt token, 0 to 20 (vLLM)")] = None
+    prompt_logprobs: Annotated[Whole, implemented("alternatives per prompt token, 0 to 20 (vLLM)", between(0, 20))] = (
+        None
+    )
     priority: Annotated[Whole, implemented("lower is served first")] = None
     cache_salt: Annotated[Text, implemented("the prefix cache is shared only with requests of the same salt")] = None
     request_id: Annotated[Text, implemented("becomes part of the answer's id; at most 128 characters")] = None
@@ -87,11 +108,18 @@ class Sampling(Body):
 class ChatBody(Sampling, kw_only=True):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[dict[str, Any]], implemented("the conversation; text content only", min_length=1)]
-    max_tokens: Annotated[Whole, implemented("old name of max_completion_tokens")] = None
-    max_completion_tokens: Annotated[Whole, implemented("tokens to generate at most; null: the room left")] = None
+    messages: Annotated[
+        list[dict[str, Any]],
+        implemented("the conversation; text content only", min_length=1, schema=_MESSAGES),
+    ]
+    max_tokens: Annotated[Whole, implemented("old name of max_completion_tokens", between(0))] = None
+    max_completion_tokens: Annotated[
+        Whole, implemented("tokens to generate at most; null: the room left", between(0))
+    ] = None
     logprobs: Annotated[Switch, implemented("report each token's log-probability")] = None
-    top_logprobs: Annotated[Whole, implemented("alternatives per token, 0 to 20; with `logprobs`")] = None
+    top_logprobs: Annotated[Whole, implemented("alternatives per token, 0 to 20; with `logprobs`", between(0, 20))] = (
+        None
+    )
 
     add_generation_prompt: Annotated[Switch, implemented("begin the assistant's answer; default true")] = None
     continue_final_message: Annotated[Switch, implemented("go on within the last message")] = None
@@ -129,11 +157,15 @@ class CompletionBody(Sampling, kw_only=True):
         str | list[Any] | None,
         implemented(
             "a text, a list of texts, a list of token ids, or a list of such lists",
-            extra_json_schema=_PROMPTS,
+            schema=_PROMPTS,
         ),
     ]
-    max_tokens: Annotated[Whole, implemented("tokens to generate at most; default 16, as OpenAI has it")] = None
-    logprobs: Annotated[Whole, implemented("alternatives per token, 0 to 20; with `echo` for the prompt too")] = None
+    max_tokens: Annotated[
+        Whole, implemented("tokens to generate at most; default 16, as OpenAI has it", between(0))
+    ] = None
+    logprobs: Annotated[
+        Whole, implemented("alternatives per token, 0 to 20; with `echo` for the prompt too", between(0, 20))
+    ] = None
     echo: Annotated[Switch, implemented("put the prompt before the output")] = None
     add_special_tokens: Annotated[Switch, implemented("put BOS before a text if the model wants it; default true")] = (
         None
@@ -144,23 +176,25 @@ class CompletionBody(Sampling, kw_only=True):
 class GenerateSampling(Body):
     """`sampling_params` of POST /generate"""
 
-    max_new_tokens: Annotated[Whole, implemented("tokens to generate at most; default 128, as SGLang has it")] = None
-    min_new_tokens: Annotated[Whole, implemented("no end before so many tokens")] = None
-    temperature: Annotated[Number, implemented("0 or more; 0: greedy")] = None
-    top_p: Annotated[Number, implemented("in (0, 1]")] = None
-    top_k: Annotated[Whole, implemented("keep the k most likely tokens; 0 or -1: all")] = None
-    min_p: Annotated[Number, implemented("in [0, 1]")] = None
-    frequency_penalty: Annotated[Number, implemented("in [-2, 2]")] = None
-    presence_penalty: Annotated[Number, implemented("in [-2, 2]")] = None
-    repetition_penalty: Annotated[Number, implemented("above 0")] = None
-    stop: Annotated[str | list[str] | None, implemented("up to 16 strings that end the output")] = None
+    max_new_tokens: Annotated[
+        Whole, implemented("tokens to generate at most; default 128, as SGLang has it", between(0))
+    ] = None
+    min_new_tokens: Annotated[Whole, implemented("no end before so many tokens", between(0))] = None
+    temperature: Annotated[Number, implemented("0 or more; 0: greedy", between(0))] = None
+    top_p: Annotated[Number, implemented("in (0, 1]", between(0, 1, above=True))] = None
+    top_k: Annotated[Whole, implemented("keep the k most likely tokens; 0 or -1: all", between(-1, 2**31 - 1))] = None
+    min_p: Annotated[Number, implemented("in [0, 1]", between(0, 1))] = None
+    frequency_penalty: Annotated[Number, implemented("in [-2, 2]", between(-2, 2))] = None
+    presence_penalty: Annotated[Number, implemented("in [-2, 2]", between(-2, 2))] = None
+    repetition_penalty: Annotated[Number, implemented("above 0", between(0, above=True))] = None
+    stop: Annotated[str | list[str] | None, implemented("up to 16 strings that end the output", _STOP)] = None
     stop_token_ids: Annotated[list[int] | None, implemented("tokens that end the output")] = None
     no_stop_trim: Annotated[Switch, implemented("keep the text that ended the output")] = None
     ignore_eos: Annotated[Switch, implemented("go on after the model's end of text")] = None
     skip_special_tokens: Annotated[Switch, implemented("leave control tokens out of the text; default true")] = None
     logit_bias: Annotated[dict[str, float] | None, implemented("token id to a number in [-100, 100]")] = None
-    n: Annotated[Whole, implemented("choices, 1 to 128")] = None
-    sampling_seed: Annotated[Whole, implemented("64 bits")] = None
+    n: Annotated[Whole, implemented("choices, 1 to 128", between(1, 128))] = None
+    sampling_seed: Annotated[Whole, implemented("64 bits", between(-(2**63), 2**64 - 1))] = None
     spaces_between_special_tokens: Annotated[Json, neutral(True)] = None
     stop_regex: Annotated[Json, neutral()] = None
     regex: Annotated[Json, neutral(text="structured output is not implemented")] = None
@@ -174,9 +208,7 @@ class GenerateBody(Body):
     """POST /generate, as SGLang has it"""
 
     text: Annotated[str | list[str] | None, implemented("a prompt or a list of prompts")] = None
-    input_ids: Annotated[
-        list[Any] | None, implemented("token ids in place of text", extra_json_schema=_IDS_OR_LISTS)
-    ] = None
+    input_ids: Annotated[list[Any] | None, implemented("token ids in place of text", schema=_IDS_OR_LISTS)] = None
     sampling_params: Annotated[
         GenerateSampling | list[GenerateSampling] | None, implemented("for all prompts, or one for each")
     ] = None

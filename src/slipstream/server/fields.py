@@ -30,30 +30,43 @@ class Support(Enum):
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a body. `neutral` are the values that it may have, null aside, if it is not implemented."""
+    """One field of a body. `schema` is what its JSON schema says beyond its type."""
 
     name: str
     support: Support
     text: str
-    neutral: tuple[Any, ...] = ()
+    schema: Mapping[str, Any]
+
+    @property
+    def neutral(self) -> tuple[Any, ...]:
+        """The values that a field which is not implemented may have, null aside."""
+        return tuple(self.schema["enum"][1:]) if self.support is Support.NEUTRAL else ()
 
 
-def implemented(text: str, **limits: Any) -> msgspec.Meta:
-    """The field does what `text` says. `limits` are msgspec's, such as ge and le."""
-    return msgspec.Meta(description=text, extra={"support": Support.IMPLEMENTED}, **limits)
+def implemented(text: str, schema: Mapping[str, Any] | None = None, **limits: Any) -> msgspec.Meta:
+    """The field does what `text` says. `limits` are msgspec's, such as min_length."""
+    return _meta(Support.IMPLEMENTED, text, schema or {}, **limits)
+
+
+def between(low: float, high: float | None = None, *, above: bool = False) -> dict[str, Any]:
+    """The schema of a number's limits, which are checked where it is used. `above`: it must be above `low`."""
+    return {"exclusiveMinimum" if above else "minimum": low, **({} if high is None else {"maximum": high})}
 
 
 def neutral(*values: Any, text: str = "not implemented") -> msgspec.Meta:
     """The field is accepted with null or one of `values` only."""
-    shown: dict[str, Any] = {"enum": [None, *values]}
-    return msgspec.Meta(
-        description=text, extra={"support": Support.NEUTRAL, "neutral": values}, extra_json_schema=shown
-    )
+    return _meta(Support.NEUTRAL, text, {"enum": [None, *values]})
 
 
 def advisory(text: str, **limits: Any) -> msgspec.Meta:
     """The field changes no token."""
-    return msgspec.Meta(description=text, extra={"support": Support.ADVISORY}, **limits)
+    return _meta(Support.ADVISORY, text, {}, **limits)
+
+
+def _meta(support: Support, text: str, schema: Mapping[str, Any], **limits: Any) -> msgspec.Meta:
+    # As text, since typing takes equal annotations for one: a field that may be 1 would become one that may be true.
+    shown = msgspec.json.encode(schema).decode()
+    return msgspec.Meta(description=text, extra={"support": support, "schema": shown}, **limits)
 
 
 @cache
@@ -69,7 +82,7 @@ def _walk(body: type[msgspec.Struct]) -> Iterator[Field]:
         if len(known) != 1:
             raise TypeError(f"{body.__name__}.{name} must be in exactly one class of support")
         extra = known[0].extra or {}
-        yield Field(name, extra["support"], known[0].description or "", extra.get("neutral", ()))
+        yield Field(name, extra["support"], known[0].description or "", msgspec.json.decode(extra["schema"]))
 
 
 def check_neutral(body: msgspec.Struct, path: str = "") -> None:

@@ -8,7 +8,10 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from slipstream.server.answers import ANSWERS, ERROR, EVENT
 from slipstream.server.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerateBody, TokenizeBody
+from slipstream.server.fields import fields_of
+from slipstream.server.support import BODIES as SUPPORTED
 
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatBody,
@@ -19,23 +22,6 @@ BODIES: dict[str, type[msgspec.Struct]] = {
 }
 
 _STREAMING = ("/v1/chat/completions", "/v1/completions", "/generate")
-
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
 
 
 def describe(app: FastAPI) -> None:
@@ -53,7 +39,13 @@ def describe(app: FastAPI) -> None:
 def _document(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas, components = msgspec.json.schema_components(BODIES.values(), ref_template="#/components/schemas/{name}")
-    document["components"] = {"schemas": {**components, "Error": _ERROR}}
+    for body in SUPPORTED.values():
+        for name, field in fields_of(body).items():
+            shown = components[body.__name__]["properties"][name]
+            shown.update(field.schema)
+            if name == "model":
+                shown["enum"] = [None, *app.state.service.names]
+    document["components"] = {"schemas": {**components, "Error": ERROR}}
     references = dict(zip(BODIES, schemas, strict=True))
     for path, operations in document["paths"].items():
         for operation in operations.values():
@@ -63,11 +55,11 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 def _fill(operation: dict[str, Any], path: str, body: Any) -> None:
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    content: dict[str, Any] = {"application/json": {"schema": {}}}
-    if path == "/metrics":
-        content = {"text/plain": {"schema": {"type": "string"}}}
+    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    if path != "/metrics":
+        content = {"application/json": {"schema": ANSWERS[path]}}
     if path in _STREAMING:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": EVENT}
     statuses = ["401", "404", "503"]
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
