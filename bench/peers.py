@@ -101,6 +101,8 @@ def main() -> int:
                 parser.error(f"names: {name!r} is not one of {', '.join(environments.RECIPES)}")
         return install(options.names)
     if options.do == "table":
+        if not options.json.is_file():
+            parser.error(f"--json: there is no file {options.json}; `run` makes one")
         print(table(json.loads(options.json.read_text(encoding="utf-8"))))
         return 0
     pairs = options.pairs if options.pairs is not None else QUICK_PAIRS if options.quick else Plan.pairs
