@@ -228,6 +228,7 @@ class GenerateBody(Body):
     video_data: Annotated[Json, neutral(text="text only")] = None
     lora_path: Annotated[Json, neutral()] = None
     return_hidden_states: Annotated[Json, neutral(False)] = None
+    return_routed_experts: Annotated[Json, neutral(False)] = None
     token_ids_logprob: Annotated[Json, neutral()] = None
     log_metrics: Annotated[Switch, advisory("ignored; requests are always counted")] = None
 
