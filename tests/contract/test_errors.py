@@ -124,6 +124,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, fields(text=["a", "b"], sampling_params=[{}]), "sampling_params"),
     (GENERATE, fields(return_logprob=[True, True]), "return_logprob"),
     (GENERATE, fields(return_logprob=True, top_logprobs_num=21), "top_logprobs_num"),
+    (GENERATE, fields(top_logprobs_num=-1), "top_logprobs_num"),
     (GENERATE, fields(return_logprob=True, logprob_start_len=-2), "logprob_start_len"),
     (GENERATE, fields(extra_key=""), "extra_key"),
     (GENERATE, fields(image_data="x"), "image_data"),

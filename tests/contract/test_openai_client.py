@@ -202,10 +202,33 @@ def test_completions_with_echo_and_logprobs(client: openai.OpenAI) -> None:
     assert len(lists.tokens or []) == len(lists.text_offset or []) == len(lists.token_logprobs) == 6 + 12
     assert lists.token_logprobs[0] is None
     assert all(value is not None and value <= 0 for value in lists.token_logprobs[1:])
+    letters: Any = {"97": 100, "98": 100}
+    offsets = client.completions.create(**TEXT, echo=True, logprobs=0, logit_bias=letters).choices[0].logprobs
+    assert offsets is not None
+    assert offsets.text_offset == [0, *range(5 + 12)], "BOS is not in the text"
+    open_end: Any = {**TEXT, "prompt": [104, 0xE4], "logit_bias": letters}
+    offsets = client.completions.create(**open_end, echo=True, logprobs=0).choices[0].logprobs
+    assert offsets is not None
+    assert offsets.text_offset == [0, 1, *range(2, 2 + 12)]
     scored = client.completions.create(**{**TEXT, "max_tokens": 0}, echo=True, logprobs=0).choices[0]
     assert scored.text == "hello"
     assert scored.logprobs is not None
     assert scored.logprobs.token_logprobs == lists.token_logprobs[:6]
+
+
+def test_several_prompts_without_a_seed_can_be_repeated(client: openai.OpenAI) -> None:
+    body: Any = {"model": "double", "prompt": ["hello", "hello"], "max_tokens": 12}
+    answer = client.completions.create(**body)
+    assert answer.seed is None  # type: ignore[attr-defined]
+    assert answer.choices[0].text != answer.choices[1].text
+    for choice in answer.choices:
+        again = client.completions.create(**{**TEXT, "seed": choice.seed})  # type: ignore[attr-defined]
+        assert again.choices[0].text == choice.text
+    streamed: dict[int, set[int]] = {0: set(), 1: set()}
+    for chunk in client.completions.create(**body, stream=True):
+        streamed[chunk.choices[0].index].add(chunk.choices[0].seed)  # type: ignore[attr-defined]
+    assert [len(seeds) for seeds in streamed.values()] == [1, 1]
+    assert streamed[0] != streamed[1]
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -223,7 +223,19 @@ def check_completion(http: httpx.Client, body: dict[str, Any]) -> bool:
     whole, chunks = found
     joined = joined_completion(check_usage(body, whole, chunks))
     assert joined["choices"] == whole["choices"]
+    for choice in whole["choices"] if not body["return_tokens_as_token_ids"] else ():
+        check_offsets(choice)
     return True
+
+
+def check_offsets(choice: dict[str, Any]) -> None:
+    """A token stands in the text where its offset says, as far as the text goes; control tokens may be left out."""
+    text, lists = choice["text"], choice["logprobs"]
+    if lists is None or "\ufffd" in text:
+        return
+    for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
+        shown = text[offset : offset + len(token)]
+        assert token.startswith(("bytes:", "<|", shown)), (token, offset, text)
 
 
 def check_generate(http: httpx.Client, body: dict[str, Any]) -> bool:

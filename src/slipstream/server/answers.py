@@ -83,7 +83,10 @@ ANSWERS: dict[str, Schema] = {
         object=one_of("chat.completion"), choices=items(_CHAT_CHOICE, minItems=1), usage=_USAGE, **_HEAD
     ),
     "/v1/completions": record(
-        object=one_of("text_completion"), choices=items(_TEXT_CHOICE, minItems=1), usage=_USAGE, **_HEAD
+        object=one_of("text_completion"),
+        choices=items(_TEXT_CHOICE, minItems=1),
+        usage=_USAGE,
+        **{**_HEAD, "seed": nullable(WHOLE)},
     ),
     "/generate": {"anyOf": [_GENERATED, items(_GENERATED, minItems=1)]},
     "/tokenize": record(count=COUNT, max_model_len=COUNT, tokens=items(COUNT), token_strs=nullable(items(TEXT))),

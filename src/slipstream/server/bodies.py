@@ -215,10 +215,13 @@ class GenerateBody(Body):
     stream: Annotated[Switch, implemented("answer in server-sent events; each holds the text so far")] = None
     return_logprob: Annotated[bool | list[bool] | None, implemented("report log-probabilities")] = None
     logprob_start_len: Annotated[
-        int | list[int] | None, implemented("prompt tokens from here on are reported too; -1: none of them")
+        int | list[int] | None,
+        implemented("prompt tokens from here on are reported too; -1: none of them; with `return_logprob`"),
     ] = None
-    top_logprobs_num: Annotated[int | list[int] | None, implemented("alternatives per token, 0 to 20")] = None
-    return_text_in_logprobs: Annotated[Switch, implemented("add each token's text")] = None
+    top_logprobs_num: Annotated[
+        int | list[int] | None, implemented("alternatives per token, 0 to 20; with `return_logprob`")
+    ] = None
+    return_text_in_logprobs: Annotated[Switch, implemented("add each token's text; with `return_logprob`")] = None
     rid: Annotated[str | list[str] | None, implemented("the id in meta_info")] = None
     extra_key: Annotated[Text, implemented("the prefix cache is shared only with requests of the same key")] = None
     priority: Annotated[Whole, implemented("lower is served first")] = None

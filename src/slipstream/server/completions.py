@@ -40,8 +40,6 @@ def prepare(inputs: InputProcessor, body: CompletionBody) -> list[Request]:
             for prompt in prompts_of(body.prompt)
         ]
     limit_output(requests, DEFAULT_MAX_TOKENS)
-    for request in requests:
-        request.seed = requests[0].seed  # the answer reports one seed, and it must give the same tokens again
     return requests
 
 
@@ -63,6 +61,10 @@ def prompts_of(prompt: Any) -> list[Prompt]:
     return list(prompt)
 
 
+def _is_text(prompt: Any) -> bool:
+    return isinstance(prompt, str) or isinstance(prompt[0], str)
+
+
 def _is_token(item: Any) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
 
@@ -75,13 +77,18 @@ class CompletionAnswer:
         self._job = job
         self._names = TokenNames(job.engine.inputs.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._running: dict[int, CompletionLogprobs] = {}
+        # Prompts without a seed have one each, so that equal prompts differ; then each choice says its own.
+        seeds = {request.seed for request in job.requests}
+        self._own_seeds = len(seeds) > 1
+        # BOS, which the tokenizer puts before a text, is not in the text that is echoed.
+        self._texts = _is_text(body.prompt)
         self._head = {
             "id": new_id("cmpl", body.request_id),
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
-            "seed": job.requests[0].seed,
+            "seed": None if self._own_seeds else job.requests[0].seed,
         }
 
     async def whole(self) -> dict[str, Any]:
@@ -129,6 +136,8 @@ class CompletionAnswer:
         }
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
+        if self._own_seeds:
+            choice["seed"] = news.request.seed
         if self._body.return_token_ids:
             choice["token_ids"] = delta.token_ids
             if news.first:
@@ -147,6 +156,8 @@ class CompletionAnswer:
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
+        if self._own_seeds:
+            shown["seed"] = output.seed
         if self._body.return_token_ids:
             shown["token_ids"] = choice.token_ids
             shown["prompt_token_ids"] = output.prompt_token_ids
@@ -166,7 +177,10 @@ class CompletionAnswer:
         if self._body.logprobs is None:
             return None
         running = self._running.setdefault(number, CompletionLogprobs(self._names))
-        lists = running.add(prompt_ids, prompt_entries) if self._body.echo else running.add((), ())
+        lists = running.add((), ())
+        if self._body.echo and prompt_ids:
+            lists = running.add(prompt_ids, prompt_entries, skip_special_tokens=self._texts)
+            running.end_of_prompt()
         skips = self._body.skip_special_tokens is not False
         more = running.add(token_ids, entries or [], skip_special_tokens=skips)
         return {name: lists[name] + more[name] for name in lists}

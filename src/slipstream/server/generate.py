@@ -11,7 +11,7 @@ from typing import Any
 from slipstream.core.errors import InvalidRequestError
 from slipstream.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from slipstream.core.request import Request
-from slipstream.core.sampling_params import SamplingParams
+from slipstream.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from slipstream.engine.collect import OutputCollector
 from slipstream.engine.inputs import InputProcessor, Prompt
 from slipstream.server.bodies import GenerateBody, GenerateSampling
@@ -51,6 +51,10 @@ def prepare(inputs: InputProcessor, body: GenerateBody) -> list[Request]:
     starts = _for_each(body.logprob_start_len, count, "logprob_start_len", -1)
     if min(starts) < -1:
         raise InvalidRequestError("logprob_start_len must be -1 or more", param="logprob_start_len")
+    if min(tops) < 0 or max(tops) > MAX_LOGPROBS:
+        raise InvalidRequestError(
+            f"top_logprobs_num must be a whole number from 0 to {MAX_LOGPROBS}", param="top_logprobs_num"
+        )
     requests = []
     with naming({**_NAMES, "prompt": name}):
         for prompt, sampling, wanted, top, start in zip(prompts, each_params, wants, tops, starts, strict=True):

@@ -85,6 +85,10 @@ class CompletionLogprobs:
                 self._offset += len(self._decoder.decode(self._names.bytes(token)))
         return shown
 
+    def end_of_prompt(self) -> None:
+        """The output's text begins anew: bytes that the prompt leaves open are not completed by it."""
+        self._offset += len(self._decoder.decode(b"", final=True))
+
 
 def prompt_logprobs(entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
     """vLLM's shape: per token a mapping from ids to log-probability, rank and text; the first is null."""
