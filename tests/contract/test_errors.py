@@ -67,6 +67,7 @@ RANGES: list[tuple[dict[str, Any], str]] = [
     (fields(prompt_logprobs=21), "prompt_logprobs"),
     (fields(cache_salt=""), "cache_salt"),
     (fields(request_id="x" * 129), "request_id"),
+    (fields(request_id=""), "request_id"),
     (fields(stream_options={"include_usage": True}), "stream_options"),
     (fields(stream=True, stream_options={"include_usag": True}), "stream_options.include_usag"),
     (fields(allowed_token_ids=[97], bad_words=["a"]), "allowed_token_ids"),
@@ -126,6 +127,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, fields(return_logprob=True, top_logprobs_num=21), "top_logprobs_num"),
     (GENERATE, fields(top_logprobs_num=-1), "top_logprobs_num"),
     (GENERATE, fields(return_logprob=True, logprob_start_len=-2), "logprob_start_len"),
+    (GENERATE, fields(rid=""), "rid"),
+    (GENERATE, fields(rid="x" * 129), "rid"),
     (GENERATE, fields(extra_key=""), "extra_key"),
     (GENERATE, fields(image_data="x"), "image_data"),
     (GENERATE, params(n=0), "sampling_params.n"),
@@ -293,6 +296,7 @@ def test_keys() -> None:
     locked = ("/v1/models", "/v1/models/double", "/tokenizer_info", "/stats", "/nothing")
     with serving(ContractModel(), api_key=["one", "two"]) as running, httpx.Client(base_url=running.url) as http:
         assert {path: http.get(path).status_code for path in free} == dict.fromkeys(free, 200)
+        assert http.get("/openapi.json").json()["security"], "the page of the documentation can ask for a key"
         for given in (None, "one", "Bearer", "Bearer three", "Basic one", "Bearer one two", "Bearer ONE"):
             head = {} if given is None else {"authorization": given}
             for path in locked:

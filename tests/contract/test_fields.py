@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 import typing
@@ -19,6 +18,8 @@ from checks.api_fields import ADVISORY, CASES, ELSEWHERE, TALK, Case
 from doubles.contract_model import NAMES, ContractModel
 from doubles.raw_clients import until
 from doubles.served import Serving, serving
+from slipstream.core.request import Request
+from slipstream.engine.stats import EngineStats
 from slipstream.server.bodies import (
     ChatBody,
     CompletionBody,
@@ -248,29 +249,33 @@ def test_model_is_one_of_the_served_names(http: httpx.Client, body: type) -> Non
 @pytest.fixture(scope="module")
 def narrow() -> typing.Iterator[Serving]:
     """A server that runs one sequence at a time."""
-    with serving(ContractModel(max_sequences=1, step_ms=3)) as running:
+    with serving(ContractModel(max_sequences=1, step_ms=1)) as running:
         yield running
 
 
 @pytest.mark.parametrize("body", [ChatBody, CompletionBody, GenerateBody], ids=lambda b: b.__name__)
-def test_priority_is_served_first(narrow: Serving, body: type) -> None:
+def test_priority_is_served_first(narrow: Serving, body: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one request runs, others queue up in the order of their priorities, not of their coming."""
     assert narrow.model is not None
     ended: list[int] = []
     threads: list[threading.Thread] = []
-    lock = threading.Lock()
+    observe = EngineStats.observe_finished
+
+    def note(stats: EngineStats, request: Request, reason: str, tokens: int) -> None:
+        ended.append(request.priority)
+        observe(stats, request, reason, tokens)
+
+    monkeypatch.setattr(EngineStats, "observe_finished", note)
 
     def send(priority: int) -> None:
         path, request = request_of(body, {"priority": priority})
-        httpx.post(narrow.url + path, json=request, timeout=60)
-        with lock:
-            ended.append(priority)
+        assert httpx.post(narrow.url + path, json=request, timeout=60).status_code == 200
 
     narrow.model.go.clear()
-    for waiting, priority in zip(itertools.count(1), (-5, 3, 1, 2), strict=False):
+    for sent, priority in enumerate((-5, 3, 1, 2), 1):
         threads.append(threading.Thread(target=send, args=(priority,)))
         threads[-1].start()
-        until(lambda expected=waiting: len(narrow.service.loaded._queues) == expected)
+        until(lambda expected=sent: len(narrow.service.loaded._queues) == expected)
     narrow.model.go.set()
     for thread in threads:
         thread.join(30)

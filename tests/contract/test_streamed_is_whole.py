@@ -290,4 +290,4 @@ def test_streamed_is_whole(http: httpx.Client, route: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
 def test_streamed_is_whole_for_long(http: httpx.Client, route: str) -> None:
-    check(http, route, 1000, derandomize=False)
+    check(http, route, 500, derandomize=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -16,7 +15,7 @@ from slipstream.engine.collect import OutputCollector
 from slipstream.engine.inputs import InputProcessor, Prompt
 from slipstream.server.bodies import GenerateBody, GenerateSampling
 from slipstream.server.fields import check_neutral
-from slipstream.server.generation import Job, limit_output, naming, params_from
+from slipstream.server.generation import Job, checked_id, limit_output, naming, params_from
 from slipstream.server.logprobs import TokenNames, most_likely
 from slipstream.server.responses import DONE, event
 
@@ -117,7 +116,7 @@ class GenerateAnswer:
         ids = body.rid if isinstance(body.rid, list) else [body.rid] * len(job.requests)
         if len(ids) != len(job.requests):
             raise InvalidRequestError(f"rid has {len(ids)} entries for {len(job.requests)} prompts", param="rid")
-        self._ids = {request.id: own or uuid.uuid4().hex for request, own in zip(job.requests, ids, strict=True)}
+        self._ids = {request.id: checked_id(own, "rid") for request, own in zip(job.requests, ids, strict=True)}
         self._place = {request.id: place for place, request in enumerate(job.requests)}
 
     async def whole(self) -> Any:

@@ -59,9 +59,14 @@ def limit_output(requests: Iterable[Request], default: int) -> None:
 
 def new_id(prefix: str, given: str | None) -> str:
     """The id of an answer. Engine ids are never the client's: two clients may choose the same."""
-    if given is not None and len(given) > MAX_ID:
-        raise InvalidRequestError(f"request_id must have at most {MAX_ID} characters", param="request_id")
-    return f"{prefix}-{given or uuid.uuid4().hex}"
+    return f"{prefix}-{checked_id(given, 'request_id')}"
+
+
+def checked_id(given: str | None, name: str) -> str:
+    """The client's id, or a new one. Raises InvalidRequestError naming the field."""
+    if given is not None and not 1 <= len(given) <= MAX_ID:
+        raise InvalidRequestError(f"{name} must have 1 to {MAX_ID} characters, got {len(given)}", param=name)
+    return uuid.uuid4().hex if given is None else given
 
 
 @dataclass

@@ -46,6 +46,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
             if name == "model":
                 shown["enum"] = [None, *app.state.service.names]
     document["components"] = {"schemas": {**components, "Error": ERROR}}
+    if app.state.service.config.api_key:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
     references = dict(zip(BODIES, schemas, strict=True))
     for path, operations in document["paths"].items():
         for operation in operations.values():
