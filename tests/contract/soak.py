@@ -207,7 +207,7 @@ class Visitor:
 
     async def huge(self) -> None:
         """Over the limit, or within it and far too long for the model."""
-        size, status = self.random.choice([(17 * 2**20, 413), (300_000, 400)])
+        size, status = self.random.choice([(17 * 2**20, 413), (70_000, 400)])
         try:
             await self.begin(COMPLETIONS, b'{"prompt": "' + b"long " * (size // 5) + b'"}')
             await self.status(status, 503)
@@ -323,7 +323,7 @@ def main() -> None:
         print(f"{at:6.0f} s  {memory:8.1f} MB")
     print("statuses", dict(sorted(found.statuses.items())))
     print("actions", dict(found.actions), "kept connections that were closed", found.closed_idle)
-    span = min(180.0, chosen.seconds / 2)
+    span = min(180.0, chosen.seconds * 0.6)
     grown = growth(curve, span)
     print("wrong", found.wrong[:10])
     print(f"grew by {grown:.2f} MB in the last {span:.0f} s")

@@ -52,7 +52,7 @@ def hold(server: Serving) -> int:
     """Stop the engine inside of a step. -> the steps that are done."""
     assert server.model is not None
     server.model.go.clear()
-    until(lambda: server.service.loaded.worker.busy_for > 0.3)  # type: ignore[union-attr]
+    until(lambda: server.service.loaded.worker.busy_for > 0.15)  # type: ignore[union-attr]
     return server.engine.stats.steps
 
 
@@ -120,6 +120,30 @@ def test_clients_that_leave_while_they_wait_for_a_place(stream):
         go_on(server)
         assert server.engine.stats.output_tokens == 40
         worker.call(lambda: check_idle(server.engine))
+
+
+def test_a_client_with_a_large_body_that_leaves(server):
+    """The server stops reading while a large body waits to be taken; it must read again to see the end."""
+    made = server.engine.stats.output_tokens
+    client = Client(server.url, COMPLETIONS, json.dumps({"prompt": "hello", **LONG}).encode() + b" " * 900_000)
+    until(lambda: server.engine.stats.output_tokens > made)
+    steps = hold(server)
+    leave(server, client)
+    go_on(server)
+    assert server.engine.stats.steps <= steps + 1
+
+
+def test_a_client_that_leaves_in_its_second_request(server):
+    body = {"prompt": "hello", "max_tokens": 3, "ignore_eos": True}
+    client = Client(server.url, COMPLETIONS, body)
+    assert client.response().read()
+    made = server.engine.stats.output_tokens
+    client.connection.request("POST", CHAT, json.dumps(REQUESTS["chat"][1]), {"content-type": "application/json"})
+    until(lambda: server.engine.stats.output_tokens > made)
+    steps = hold(server)
+    leave(server, client)
+    go_on(server)
+    assert server.engine.stats.steps <= steps + 1
 
 
 @pytest.mark.parametrize("sent", [0, 1, 900_000])

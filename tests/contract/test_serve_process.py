@@ -42,7 +42,9 @@ class Process:
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.out, self.err = folder / "out", folder / "err"
         with self.out.open("w") as out, self.err.open("w") as err:
-            self.popen = subprocess.Popen([*COMMAND, *arguments], stdout=out, stderr=err, env=environment())
+            self.popen = subprocess.Popen(
+                [*COMMAND, *arguments], stdout=out, stderr=err, env=environment(), start_new_session=True
+            )
 
     def url(self) -> str:
         assert until(lambda: self.popen.poll() is not None or "Try it:" in self.out.read_text(), seconds=60, pause=0.05)
@@ -144,6 +146,23 @@ def test_a_signal_while_it_loads_ends_it_at_once(model: Path, tmp_path: Path) ->
             process.end()
             assert time.monotonic() - began < 5
             assert "Traceback" not in process.err.read_text()
+
+
+def test_ctrl_c_reaches_the_server_alone(model: Path, tmp_path: Path) -> None:
+    """A terminal signals the whole group; the engine's process must not die of it while requests go on."""
+    with serve(tmp_path, str(model), *FLAGS, "--isolate") as process:
+        until(process.children, seconds=60)
+        time.sleep(0.5)  # the engine's process imports what it needs
+        os.killpg(process.popen.pid, signal.SIGINT)
+        process.end()
+        assert "Traceback" not in process.err.read_text()
+    with serve(tmp_path, str(model), *FLAGS, "--isolate") as process:
+        url = process.url()
+        events = Client(url, COMPLETIONS, STREAM, timeout=120).events()
+        next(events)
+        os.killpg(process.popen.pid, signal.SIGINT)
+        texts(events)
+        assert process.end() == 0
 
 
 def listens(pid: int) -> bool:

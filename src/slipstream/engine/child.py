@@ -25,8 +25,6 @@ BEAT_SECONDS = 0.5
 
 def main(descriptor: int) -> None:
     """Load, then serve the parent until it closes the pipe. Ends the process."""
-    # Ctrl-C reaches the whole foreground group; the parent decides when this process ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     child = _Child(Connection(descriptor))

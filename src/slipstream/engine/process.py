@@ -157,7 +157,10 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             command = [sys.executable, "-m", "slipstream.engine.child", str(theirs.fileno())]
-            self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            # In a group of its own, Ctrl-C does not reach it; the parent decides when it ends.
+            self._child = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
+            )
             theirs.close()
             pipe = Connection(ours.detach())
         if self._stopping.is_set():  # `stop` may have seen the child before
