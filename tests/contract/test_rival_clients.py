@@ -1,7 +1,7 @@
 """Load and evaluation tools get what they read: bodies as these tools send them, answers read as they read them.
 
 The bodies are those of lm-evaluation-harness 0.4.13, guidellm 0.8.1, `vllm bench serve` 0.32, SGLang's
-`sglang.benchmark.serving`, and of frameworks that use OpenAI's client.
+`sglang.benchmark.serving`, AIPerf 0.13.0, and of frameworks that use OpenAI's client.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ SGLANG_NATIVE = {
     "return_routed_experts": False,
     "logprob_start_len": -1,
 }
+AIPERF = {"model": MODEL, "stream": True, "ignore_eos": True, "min_tokens": TOKENS, "stream_options": USAGE}
 LM_EVAL = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0, "seed": 1234}
 
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -98,6 +99,12 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "sglang-chat": (CHAT, SGLANG_CHAT),
     "sglang-chat-rounds": (CHAT, SGLANG_CHAT | {"stream_options": USAGE}),
     "sglang-native": (GENERATE, SGLANG_NATIVE),
+    "aiperf": (COMPLETIONS, AIPERF | {"prompt": "hello", "max_tokens": TOKENS}),
+    "aiperf-chat": (CHAT, AIPERF | {"messages": MESSAGES, "max_completion_tokens": TOKENS}),
+    "aiperf-chat-usage": (
+        CHAT,
+        AIPERF | {"messages": MESSAGES, "max_tokens": TOKENS, "stream_options": GUIDELLM["stream_options"]},
+    ),
     "sglang-native-logprobs": (GENERATE, SGLANG_NATIVE | {"return_logprob": True, "top_logprobs_num": 2}),
 }
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
