@@ -175,7 +175,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
         server.signal()
         until(lambda: server.service.draining)
         server.signal()
-        server.thread.join(3)
+        server.thread.join(6)
         assert not server.thread.is_alive()
         models[0].go.set()
         stream.close()

@@ -26,6 +26,10 @@ SWITCH_INTERVAL = 0.0005
 """Seconds a busy Python thread keeps the interpreter while the engine's thread waits for it; Python's own 5 ms, at each
 of a step's operations, would add up."""
 
+FORCED_SECONDS = 2.0
+"""How long the engine may go on after the second signal: its step ends in that time, or never does. A thread that
+runs while the interpreter ends would fail in ways that mean nothing."""
+
 OnReady = Callable[[Service, str], None]
 
 
@@ -122,7 +126,7 @@ class HttpServer(uvicorn.Server):
             with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
                 runner.run(self._main(sockets))
         finally:
-            self._service.close(0.0 if self.force_exit else 10.0)
+            self._service.close(FORCED_SECONDS if self.force_exit else 10.0)
         if self._failure is not None:
             raise self._failure
 
