@@ -256,8 +256,8 @@ def markdown() -> str:
         "A flag on the command line wins over its environment variable, that over the file given with `--config`, and",
         "that over the default. In the file a flag is a key with `-` or `_` between its words. Switches are turned off",
         "by `--no-...`. Sampling defaults are the model's own where it publishes them (`--generation-config auto`).",
-        "`serve` takes those of the engine and the server, `bench latency` and `doctor` those of the engine but",
-        "`--max-queue`; `generate` takes those of the engine and of sampling, and `chat` all of these but `--n`,",
+        "`serve` takes those of the engine and the server; `bench latency`, `bench throughput` and `doctor` those of",
+        "the engine but `--max-queue`; `generate` these and those of sampling; `chat` all of `generate` but `--n`,",
         "`--echo`, `--logprobs` and `--prompt-logprobs`. In `generate` and `chat` `--seed` is the request's seed.",
     ]
     for group in (FILES, ENGINE, SERVER, SAMPLING):
