@@ -129,6 +129,8 @@ def both(
 
 def check_usage(body: dict[str, Any], whole: dict[str, Any], chunks: list[Any]) -> list[Any]:
     """Usage stands where it was asked for, grows, and ends at the whole answer's. -> the chunks with choices."""
+    if body["return_token_ids"]:
+        assert whole["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in whole["choices"])
     options = body["stream_options"] or {}
     usages = [chunk.get("usage") for chunk in chunks]
     if options.get("include_usage"):
