@@ -173,4 +173,20 @@ def check_min_tokens_before_stop_strings() -> None:
     assert choice.text == streamed
 
 
-SCENARIOS = [check_text_is_prompt, check_echo, check_min_tokens_before_stop_strings]
+def check_min_tokens_before_end_tokens() -> None:
+    """A model that wants to end at once ends right after `min_tokens`, by its own token or by the caller's."""
+    wish = TOKENIZER.encode("a")[0]
+    for least in range(4):
+        for end, stop_ids in ((EOS, ()), (wish, (wish,))):
+            params = SamplingParams(temperature=0, max_tokens=8, min_tokens=least, stop_token_ids=stop_ids)
+            choice, _, _ = answer([end] * 9, params)
+            assert choice.token_ids.index(end) == least
+            assert len(choice.token_ids) == least + 1
+
+
+SCENARIOS = [
+    check_text_is_prompt,
+    check_echo,
+    check_min_tokens_before_stop_strings,
+    check_min_tokens_before_end_tokens,
+]
