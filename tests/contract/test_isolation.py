@@ -127,7 +127,9 @@ def test_metrics_and_stats_are_those_of_the_child(server: Serving) -> None:
     until(lambda: ready(server))
     before = fetch(server.url, "/stats").json["output_tokens"]
     assert fetch(server.url, COMPLETIONS, BODY).json["usage"]["completion_tokens"] == 40
+    # The child tells its counts twice a second.
     until(lambda: fetch(server.url, "/stats").json["output_tokens"] >= before + 40)
+    until(lambda: fetch(server.url, "/stats").json["running"] == 0)
     stats = fetch(server.url, "/stats").json
     assert (stats["running"], stats["waiting"], stats["cache_usage"]) == (0, 0, 0)
     assert (stats["state"], stats["device"]) == ("ready", "a double")

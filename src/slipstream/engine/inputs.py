@@ -16,6 +16,7 @@ from slipstream.core.request import Request
 from slipstream.core.sampling_params import SamplingParams
 from slipstream.sampling.state import bad_word_ids
 from slipstream.text.chat_template import ChatTemplate, encode_chat
+from slipstream.text.look_alikes import strings_in
 from slipstream.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -106,12 +107,32 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"chat_template_kwargs cannot set {name}, which is a field of its own", param="chat_template_kwargs"
             )
+        self._refuse_hopeless("".join(strings_in(messages)), "messages")
         return encode_chat(self.tokenizer, self.template, messages, **options, **variables)
 
     def _encode(self, text: str | None, *, add_special_tokens: bool) -> list[int]:
         if self.tokenizer is None:
             raise InvalidRequestError("this model has no tokenizer; pass token ids", param="prompt")
+        self._refuse_hopeless(text or "", "prompt")
         return self.tokenizer.encode(text or "", add_special_tokens=add_special_tokens)
+
+    def _refuse_hopeless(self, text: str, param: str) -> None:
+        """Refuse a text that is far too long by its beginning: tokenizing takes hundreds of bytes per character.
+
+        What follows a text can change how its end is cut into tokens, but not halve the number of its tokens.
+        """
+        assert self.tokenizer is not None
+        hopeless = 2 * self.max_model_len
+        size = 8 * hopeless
+        while size < len(text):
+            count = len(self.tokenizer.encode(text[:size], add_special_tokens=False, param=param))
+            if count > hopeless:
+                raise ContextLengthError(
+                    f"the first {size} characters of the prompt alone are {count} tokens; the model's context holds "
+                    f"{self.max_model_len} tokens",
+                    param=param,
+                )
+            size *= 2
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
         if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):

@@ -210,6 +210,10 @@ def _operation_routes(app: FastAPI, service: Service) -> None:
     async def health() -> Response:
         return ready()
 
+    # Some load balancers probe with HEAD.
+    for path, answer in (("/health/live", live), ("/health/ready", health_ready), ("/health", health)):
+        app.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
+
     @app.get("/version", tags=["Operations"], summary="The server's version")
     async def version() -> Response:
         return json_response({"version": __version__})

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from slipstream.core.errors import OverloadedError
 from slipstream.server.errors import HttpError
 from slipstream.server.responses import error_response
 from slipstream.server.service import Service
@@ -109,12 +110,17 @@ class Keys:
         return scheme.lower() == "bearer" and any(found)
 
 
+HELD_BODIES = 16
+"""Bodies of the largest size that may be held at once; a queue of small requests never reaches that."""
+
+
 class BodyLimit:
-    """Refuses bodies that are too large, also those that do not say so."""
+    """Refuses bodies that are too large, also those that do not say so, and bounds what all together hold."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
         self._limit = limit
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -130,12 +136,19 @@ class BodyLimit:
             nonlocal received
             message = await receive()
             if message["type"] == "http.request":
-                received += len(message.get("body", b""))
+                size = len(message.get("body", b""))
+                received += size
+                self._held += size
                 if received > self._limit:
                     raise self._error()
+                if self._held > HELD_BODIES * self._limit:
+                    raise OverloadedError("too many large bodies are being read; try again later")
             return message
 
-        await self._app(scope, counted, send)
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._held -= received
 
     def _error(self) -> HttpError:
         return HttpError(413, f"the body is larger than {self._limit} bytes (max_body_size)", code="body_too_large")

@@ -55,14 +55,15 @@ class _Watched(Response):
     def __init__(self) -> None:
         super().__init__()
         self.raw_headers = []
+        self._complete = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = asyncio.ensure_future(self._answer(scope, receive, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                scope["slipstream.disconnected"] = True
+            # A client that has read all it wanted may close before the answer's task has come to its end.
+            scope["slipstream.disconnected"] = not (answer.done() or self._complete)
         finally:
             gone.cancel()
             answer.cancel()
@@ -86,6 +87,7 @@ class JsonAnswer(_Watched):
             response = json_response(await self._produce())
         except Exception as error:
             response = error_response(failure(error))
+        self._complete = True
         await response(scope, receive, send)
 
 
@@ -114,6 +116,7 @@ class EventStream(_Watched):
         async with aclosing(self._events()) as events, aclosing(_with_comments(events)) as chunks:
             try:
                 async for chunk in chunks:
+                    self._complete = chunk.endswith(DONE)
                     await write(chunk)
             except Exception as error:
                 shown = failure(error)

@@ -10,6 +10,9 @@ from slipstream.server.bodies import DetokenizeBody, TokenizeBody
 from slipstream.server.logprobs import TokenNames
 from slipstream.text.tokenizer import Tokenizer
 
+MAX_CHARACTERS = 2**20
+"""Of a text at /tokenize: the tokenizer takes hundreds of bytes for each."""
+
 
 def tokenize(inputs: InputProcessor, body: TokenizeBody) -> dict[str, Any]:
     """The token ids of a text, or of a conversation."""
@@ -28,6 +31,10 @@ def tokenize(inputs: InputProcessor, body: TokenizeBody) -> dict[str, Any]:
         )
     else:
         _refuse_chat_fields(body)
+        if len(body.prompt or "") > MAX_CHARACTERS:
+            raise InvalidRequestError(
+                f"prompt has {len(body.prompt or '')} characters; at most {MAX_CHARACTERS}", param="prompt"
+            )
         ids = tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
     names = TokenNames(tokenizer)
     return {
