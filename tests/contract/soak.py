@@ -207,7 +207,7 @@ class Visitor:
 
     async def huge(self) -> None:
         """Over the limit, or within it and far too long for the model."""
-        size, status = self.random.choice([(17 * 2**20, 413), (20_000, 400)])
+        size, status = self.random.choice([(17 * 2**20, 413), (300_000, 400)])
         try:
             await self.begin(COMPLETIONS, b'{"prompt": "' + b"long " * (size // 5) + b'"}')
             await self.status(status, 503)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mimetypes
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -124,8 +125,9 @@ async def run(
         service.opened()
         try:
             made = await ready()
-            async for chunk in made.chunks():
-                yield chunk
+            async with aclosing(made.chunks()) as events:
+                async for chunk in events:
+                    yield chunk
         finally:
             service.closed()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from slipstream.core.errors import InvalidRequestError
@@ -12,9 +11,9 @@ from slipstream.core.outputs import CompletionOutput
 from slipstream.core.request import Request
 from slipstream.engine.inputs import InputProcessor
 from slipstream.server.bodies import ChatBody
+from slipstream.server.chunks import chunk_events
 from slipstream.server.generation import Job, News, naming, new_id, params_from
 from slipstream.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from slipstream.server.responses import DONE, event
 
 
 def prepare(inputs: InputProcessor, body: ChatBody) -> list[Request]:
@@ -90,32 +89,13 @@ class ChatAnswer:
             answer["prompt_token_ids"] = output.prompt_token_ids
         return answer
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
+    def chunks(self) -> AsyncGenerator[bytes, None]:
         """Its chat.completion.chunk events."""
-        options = self._body.stream_options
-        usage_wanted = options is not None and bool(options.include_usage)
-        continuous = options is not None and bool(options.continuous_usage_stats)
         head = {**self._head, "object": "chat.completion.chunk"}
-        async with aclosing(self._job.news()) as batches:
-            async for batch in batches:
-                events = []
-                for news in batch:
-                    chunk = self._chunk(head, news)
-                    if chunk is None:
-                        continue
-                    if usage_wanted or continuous:
-                        chunk["usage"] = self._job.usage.as_json() if continuous else None
-                    events.append(event(chunk))
-                if events:
-                    yield b"".join(events)
-        if usage_wanted:
-            yield event({**head, "choices": [], "usage": self._job.usage.as_json()})
-        yield DONE
+        return chunk_events(self._body, self._job, head, lambda news: self._chunk(head, news))
 
-    def _chunk(self, head: dict[str, Any], news: News) -> dict[str, Any] | None:
+    def _chunk(self, head: dict[str, Any], news: News) -> dict[str, Any]:
         delta = news.delta
-        if not (news.first or delta.text or delta.finish_reason or delta.logprobs or self._body.return_token_ids):
-            return None
         message: dict[str, Any] = {"role": "assistant"} if news.first else {}
         if delta.text or news.first:
             message["content"] = delta.text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from typing import Any
 
 from slipstream.core.errors import InvalidRequestError
@@ -12,9 +11,9 @@ from slipstream.core.outputs import CompletionOutput, RequestOutput, TokenLogpro
 from slipstream.core.request import Request
 from slipstream.engine.inputs import InputProcessor, Prompt
 from slipstream.server.bodies import CompletionBody
+from slipstream.server.chunks import chunk_events
 from slipstream.server.generation import Job, News, limit_output, naming, new_id, params_from
 from slipstream.server.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
-from slipstream.server.responses import DONE, event
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this route."""
@@ -97,31 +96,12 @@ class CompletionAnswer:
         choices = [self._choice(*found) for found in self._job.choices(outputs)]
         return {**self._head, "choices": choices, "usage": self._job.usage.as_json()}
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
+    def chunks(self) -> AsyncGenerator[bytes, None]:
         """Its text_completion events."""
-        options = self._body.stream_options
-        usage_wanted = options is not None and bool(options.include_usage)
-        continuous = options is not None and bool(options.continuous_usage_stats)
-        async with aclosing(self._job.news()) as batches:
-            async for batch in batches:
-                events = []
-                for news in batch:
-                    chunk = self._chunk(news)
-                    if chunk is None:
-                        continue
-                    if usage_wanted or continuous:
-                        chunk["usage"] = self._job.usage.as_json() if continuous else None
-                    events.append(event(chunk))
-                if events:
-                    yield b"".join(events)
-        if usage_wanted:
-            yield event({**self._head, "choices": [], "usage": self._job.usage.as_json()})
-        yield DONE
+        return chunk_events(self._body, self._job, self._head, self._chunk)
 
-    def _chunk(self, news: News) -> dict[str, Any] | None:
+    def _chunk(self, news: News) -> dict[str, Any]:
         delta = news.delta
-        if not (news.first or delta.text or delta.finish_reason or delta.logprobs or self._body.return_token_ids):
-            return None
         choice = {
             "index": news.choice,
             "text": delta.text,
