@@ -11,6 +11,8 @@ from doubles.hash_model import HashModel
 from doubles.small_vocabularies import byte_metadata
 from slipstream.core.errors import ContextLengthError, InvalidRequestError
 from slipstream.core.sampling_params import SamplingParams
+from slipstream.text import stop_strings
+from slipstream.text.stop_strings import StopStrings, stop_table
 from slipstream.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_gguf_metadata(byte_metadata("qwen2", "hello", marked=(("<|end|>", 3),)))
@@ -110,3 +112,13 @@ def test_text_that_gives_a_token_the_model_lacks_is_refused() -> None:
 def test_parameters_of_a_wrong_type_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="sampling_params"):
         inputs().request([1], {"max_tokens": 2})
+
+
+def test_the_table_of_stop_strings_is_made_before_the_engine_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes milliseconds, which the engine's thread would take from all other requests."""
+    stop_table.cache_clear()
+    requests = [inputs().request([1], SamplingParams(stop=["one", "two"], n=8)) for _ in range(4)]
+    assert stop_table.cache_info().misses == 1
+    monkeypatch.setattr(stop_strings.StopTable, "__init__", None)
+    for request in requests:
+        assert StopStrings(request.params.stop).push("a two")[1] == "two"

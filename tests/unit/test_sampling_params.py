@@ -27,7 +27,7 @@ WRONG: list[tuple[str, Any]] = [
     *[("logit_bias", value) for value in ([1], "x", {-1: 0}, {1: 101}, {1: math.nan}, {"a": 1}, {"-1": 1}, {1.5: 1})],
     *[("bad_words", value) for value in ("word", [""], [1], 3)],
     *[("allowed_token_ids", value) for value in ([], [-1], [1.0], "12", {1: 2}, 5)],
-    *[("stop", value) for value in ("", [""], [1], 5, ["x"] * 17)],
+    *[("stop", value) for value in ("", [""], [1], 5, ["x"] * 17, "x" * 1025, ["y", "x" * 1025])],
     *[("stop_token_ids", value) for value in ([-1], [True], "1", 7)],
     *[("logprobs", value) for value in (-1, 21, True, 1.0)],
     *[("prompt_logprobs", value) for value in (-1, 21, "1")],
@@ -54,7 +54,7 @@ RIGHT: list[tuple[str, Any]] = [
     *[("min_p", value) for value in (0, 1)],
     *[("frequency_penalty", value) for value in (-2, 2)],
     *[("logprobs", value) for value in (0, 20)],
-    *[("stop", value) for value in ("a", ["a", "b"], (), None)],
+    *[("stop", value) for value in ("a", ["a", "b"], (), None, ["x" * 1024] * 16)],
 ]
 
 

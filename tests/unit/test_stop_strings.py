@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequestError
-from slipstream.text.stop_strings import StopStrings
+from slipstream.text import stop_strings
+from slipstream.text.stop_strings import StopStrings, stop_table
 
 # Few letters make overlaps, repeated borders and nested stops common.
 LETTERS = st.text(alphabet="abc", max_size=30)
@@ -100,3 +101,34 @@ def test_empty_stop_is_refused(bad):
     with pytest.raises(InvalidRequestError) as caught:
         StopStrings(bad)
     assert caught.value.param == "stop"
+
+
+@settings(max_examples=300, deadline=None)
+@given(STOPS, st.lists(st.tuples(LETTERS, st.lists(st.integers(0, 40), max_size=4), st.booleans()), max_size=4))
+def test_who_share_a_table_do_not_disturb_each_other(stops, streams):
+    """Several choices, whose pieces come in turns."""
+    watchers = [StopStrings(stops, include) for _, _, include in streams]
+    pieces = [cut(text, points) for text, points, _ in streams]
+    sent = ["" for _ in streams]
+    for turn in itertools.zip_longest(*pieces):
+        for index, piece in enumerate(turn):
+            sent[index] += watchers[index].push(piece)[0] if piece is not None else ""
+    for watcher, got, (text, _, include) in zip(watchers, sent, streams, strict=True):
+        assert (got + watcher.finish(), watcher.matched) == oracle(text, stops, include)
+
+
+def test_a_table_is_made_once(monkeypatch):
+    """However many choices have the same stops: the table of the longest ones takes milliseconds and megabytes."""
+    made = []
+    original = stop_strings.StopTable.__init__
+
+    def watched(self, stops):
+        made.append(stops)
+        original(self, stops)
+
+    monkeypatch.setattr(stop_strings.StopTable, "__init__", watched)
+    stop_table.cache_clear()
+    stops = ["ab" * 512, "c"]
+    watchers = [StopStrings(list(stops)) for _ in range(128)]
+    assert made == [tuple(stops)]
+    assert {watcher.push("ab" * 512)[1] for watcher in watchers} == {"ab" * 512}

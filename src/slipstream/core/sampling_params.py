@@ -13,6 +13,8 @@ from slipstream.core.errors import InvalidRequestError
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+"""Characters of one stop string."""
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 
@@ -56,7 +58,7 @@ def _token_ids(name: str, value: object) -> tuple[int, ...]:
     return tuple(_whole(name, item, 0, None, limit) for item in _items(name, value, limit))
 
 
-def _strings(name: str, value: object, most: int | None) -> tuple[str, ...]:
+def _strings(name: str, value: object, most: int | None, longest: int | None = None) -> tuple[str, ...]:
     limit = "a list of non-empty strings" if most is None else f"a string or a list of at most {most} non-empty strings"
     items = _items(name, value, limit)
     if most is not None and len(items) > most:
@@ -64,6 +66,9 @@ def _strings(name: str, value: object, most: int | None) -> tuple[str, ...]:
     strings = tuple(item for item in items if isinstance(item, str) and item)
     if len(strings) != len(items):
         raise _refuse(name, limit, value)
+    if longest is not None and (length := max(map(len, strings), default=0)) > longest:
+        limit = f"made of strings of at most {longest} characters"
+        raise InvalidRequestError(f"{name} must be {limit}, got one of {length}", param=name)
     return strings
 
 
@@ -125,7 +130,7 @@ class SamplingParams:
     min_tokens: int = 0
     """Before so many tokens neither the end tokens (unless `ignore_eos`) nor `stop_token_ids` can be generated."""
     stop: Sequence[str] = ()
-    """Up to 16 strings; the output ends before the first of them to appear. A single string is accepted."""
+    """Up to 16 strings of up to 1,024 characters; the output ends before the first to appear. One string will do."""
     stop_token_ids: Sequence[int] = ()
     """The output ends with the first of these tokens."""
     include_stop_str_in_output: bool = False
@@ -188,7 +193,7 @@ class SamplingParams:
         stop = self.stop
         if stop is None or isinstance(stop, str):
             stop = () if stop is None else (stop,)
-        self._set("stop", _strings("stop", stop, MAX_STOP_STRINGS))
+        self._set("stop", _strings("stop", stop, MAX_STOP_STRINGS, MAX_STOP_LENGTH))
         stop_ids = () if self.stop_token_ids is None else self.stop_token_ids
         self._set("stop_token_ids", _token_ids("stop_token_ids", stop_ids))
         if self.bad_words is not None:

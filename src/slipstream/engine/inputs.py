@@ -17,6 +17,7 @@ from slipstream.core.sampling_params import SamplingParams
 from slipstream.sampling.state import bad_word_ids
 from slipstream.text.chat_template import ChatTemplate, encode_chat
 from slipstream.text.look_alikes import strings_in
+from slipstream.text.stop_strings import stop_table
 from slipstream.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -188,6 +189,8 @@ class InputProcessor:
             if (params.bad_words and encode is not None)
             else []
         )
+        if params.stop:
+            stop_table(tuple(params.stop))  # made here, not in the engine's thread, where all requests would wait
         namespace: Hashable = salt
         return Request(
             id=request_id or f"req-{uuid.uuid4().hex}",

@@ -12,13 +12,20 @@ from slipstream.core.request import Request
 from slipstream.engine.inputs import InputProcessor, Prompt
 from slipstream.server.bodies import CompletionBody
 from slipstream.server.chunks import chunk_events
-from slipstream.server.generation import Job, News, limit_output, naming, new_id, params_from
+from slipstream.server.generation import (
+    Job,
+    News,
+    check_choices,
+    check_prompts,
+    limit_output,
+    naming,
+    new_id,
+    params_from,
+)
 from slipstream.server.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this route."""
-
-MAX_PROMPTS = 1024
 
 
 def prepare(inputs: InputProcessor, body: CompletionBody) -> list[Request]:
@@ -27,7 +34,9 @@ def prepare(inputs: InputProcessor, body: CompletionBody) -> list[Request]:
     if body.echo and body.logprobs is not None:
         scores = body.logprobs if scores is None else max(scores, body.logprobs)
     with naming({"prompt_token_ids": "prompt", "prompt_logprobs": "logprobs" if body.echo else "prompt_logprobs"}):
+        prompts = prompts_of(body.prompt)
         params = params_from(body, inputs.defaults, prompt_logprobs=scores)
+        check_choices([params.n] * len(prompts))
         requests = [
             inputs.request(
                 prompt,
@@ -36,7 +45,7 @@ def prepare(inputs: InputProcessor, body: CompletionBody) -> list[Request]:
                 cache_salt=body.cache_salt,
                 add_special_tokens=body.add_special_tokens is not False,
             )
-            for prompt in prompts_of(body.prompt)
+            for prompt in prompts
         ]
     limit_output(requests, DEFAULT_MAX_TOKENS)
     return requests
@@ -50,8 +59,7 @@ def prompts_of(prompt: Any) -> list[Prompt]:
         raise InvalidRequestError("prompt must be a text or a list that is not empty", param="prompt")
     if all(_is_token(item) for item in prompt):
         return [prompt]
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequestError(f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS}", param="prompt")
+    check_prompts(len(prompt), "prompt")
     for index, item in enumerate(prompt):
         if not isinstance(item, str if isinstance(prompt[0], str) else list):
             raise InvalidRequestError(

@@ -15,7 +15,15 @@ from slipstream.engine.collect import OutputCollector
 from slipstream.engine.inputs import InputProcessor, Prompt
 from slipstream.server.bodies import GenerateBody, GenerateSampling
 from slipstream.server.fields import check_neutral
-from slipstream.server.generation import Job, checked_id, limit_output, naming, params_from
+from slipstream.server.generation import (
+    Job,
+    check_choices,
+    check_prompts,
+    checked_id,
+    limit_output,
+    naming,
+    params_from,
+)
 from slipstream.server.logprobs import TokenNames, most_likely
 from slipstream.server.responses import DONE, event
 
@@ -56,6 +64,7 @@ def prepare(inputs: InputProcessor, body: GenerateBody) -> list[Request]:
         )
     requests = []
     with naming({**_NAMES, "prompt": name}):
+        check_choices([inputs.defaults.n if each.n is None else each.n for each in each_params])
         for prompt, sampling, wanted, top, start in zip(prompts, each_params, wants, tops, starts, strict=True):
             check_neutral(sampling, "sampling_params.")
             params = _params(inputs.defaults, sampling, top if wanted else None, scores=bool(wanted) and start >= 0)
@@ -88,6 +97,7 @@ def _prompts(body: GenerateBody) -> tuple[str, list[Prompt]]:
         raise InvalidRequestError(f"{name} must not be empty", param=name)
     if isinstance(given, str) or isinstance(given[0], int):
         return name, [given]
+    check_prompts(len(given), name)
     if name == "input_ids" and not all(isinstance(ids, list) for ids in given):
         raise InvalidRequestError("input_ids must be a list of token ids or a list of such lists", param=name)
     return name, list(given)

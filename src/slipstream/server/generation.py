@@ -17,6 +17,10 @@ from slipstream.engine.async_engine import AsyncEngine
 from slipstream.engine.collect import OutputCollector
 
 MAX_ID = 128
+MAX_PROMPTS = 1024
+"""Of one HTTP request."""
+MAX_CHOICES = 1024
+"""Prompts times n of one HTTP request."""
 SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
 
 
@@ -42,6 +46,22 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
             error.message = re.sub(pattern, lambda found: names[found[1]], error.message)
             error.args = (error.message,)
         raise
+
+
+def check_prompts(count: int, name: str) -> None:
+    """Refuse too many prompts in the field `name`."""
+    if count > MAX_PROMPTS:
+        raise InvalidRequestError(f"{name} has {count} entries; at most {MAX_PROMPTS}", param=name)
+
+
+def check_choices(per_prompt: Sequence[int]) -> None:
+    """Refuse too many choices over all prompts; `per_prompt` has the n of each."""
+    choices = sum(per_prompt)
+    if choices > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"n must give at most {MAX_CHOICES} choices in one request, got {choices} over {len(per_prompt)} prompts",
+            param="n",
+        )
 
 
 def limit_output(requests: Iterable[Request], default: int) -> None:

@@ -2,10 +2,64 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 
 from slipstream.core.errors import InvalidRequestError
+
+_CHARACTER_BITS = 21
+
+
+class StopTable:
+    """The Aho-Corasick automaton of several stop strings. It is not changed once made, so all who watch share it.
+
+    Nodes are numbered from 0, the root. `edges` has a child under its parent's number and the character between them
+    in one integer; `depth` is the length of the prefix that a node stands for.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        for stop in stops:
+            if not isinstance(stop, str) or not stop:
+                raise InvalidRequestError("A stop string must be a text of at least one character.", param="stop")
+        self.edges: dict[int, int] = {}
+        self.depth = [0]
+        self.match: list[str | None] = [None]
+        parents = [(0, 0)]  # of each node: its parent, and the character's code
+        for stop in stops:
+            node = 0
+            for char in stop:
+                edge = node << _CHARACTER_BITS | ord(char)
+                following = self.edges.get(edge)
+                if following is None:
+                    following = self.edges[edge] = len(self.depth)
+                    parents.append((node, ord(char)))
+                    self.depth.append(self.depth[node] + 1)
+                    self.match.append(None)
+                node = following
+            self.match[node] = stop
+        self.fail = [0] * len(parents)
+        for node in sorted(range(1, len(parents)), key=self.depth.__getitem__):
+            parent, code = parents[node]
+            if parent:
+                self.fail[node] = self.step(self.fail[parent], code)
+            # A node's own stop is longer than any that ends inside it, so it is only filled in where missing.
+            if self.match[node] is None:
+                self.match[node] = self.match[self.fail[node]]
+
+    def step(self, state: int, code: int) -> int:
+        """The state after a character's code."""
+        edges, fail = self.edges, self.fail
+        while (following := edges.get(state << _CHARACTER_BITS | code)) is None:
+            if not state:
+                return 0
+            state = fail[state]
+        return following
+
+
+@lru_cache(maxsize=16)
+def stop_table(stops: tuple[str, ...]) -> StopTable:
+    """The table of `stops`, made once for all the choices and prompts of a request. Errors are StopStrings'."""
+    return StopTable(stops)
 
 
 class StopStrings:
@@ -15,7 +69,7 @@ class StopStrings:
     complete at the same character the longest wins. So the result does not depend on how the text is cut.
     Text is held back only as long as it may still be the beginning of a stop string.
 
-    The scan is an Aho-Corasick automaton: every character is looked at once, whatever the number of stops.
+    Every character is looked at once, whatever the number of stops. The table for that is shared (`stop_table`).
 
     Args:
         stops: the stop strings, none of them empty. No stops at all is fine: everything passes through.
@@ -26,45 +80,11 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        for stop in stops:
-            if not isinstance(stop, str) or not stop:
-                raise InvalidRequestError("A stop string must be a text of at least one character.", param="stop")
+        self._table = stop_table(tuple(stops))
         self.matched: str | None = None
         self._include = include
         self._held = ""
         self._state = 0
-        self._build(stops)
-
-    def _build(self, stops: Sequence[str]) -> None:
-        """Nodes are numbered from 0, the root. `_depth` is the length of the prefix a node stands for."""
-        children: list[dict[str, int]] = [{}]
-        depth = [0]
-        match: list[str | None] = [None]
-        for stop in stops:
-            node = 0
-            for char in stop:
-                following = children[node].get(char)
-                if following is None:
-                    following = children[node][char] = len(children)
-                    children.append({})
-                    depth.append(depth[node] + 1)
-                    match.append(None)
-                node = following
-            match[node] = stop
-        fail = [0] * len(children)
-        queue = deque(children[0].values())
-        while queue:
-            node = queue.popleft()
-            for char, child in children[node].items():
-                back = fail[node]
-                while back and char not in children[back]:
-                    back = fail[back]
-                fail[child] = children[back].get(char, 0)
-                # A node's own stop is longer than any that ends inside it, so it is only filled in where missing.
-                if match[child] is None:
-                    match[child] = match[fail[child]]
-                queue.append(child)
-        self._children, self._depth, self._match, self._fail = children, depth, match, fail
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Takes the next piece of text.
@@ -75,12 +95,10 @@ class StopStrings:
         """
         if self.matched is not None:
             return "", self.matched
-        children, fail, state = self._children, self._fail, self._state
+        table, state = self._table, self._state
         for index, char in enumerate(text):
-            while state and char not in children[state]:
-                state = fail[state]
-            state = children[state].get(char, 0)
-            stop = self._match[state]
+            state = table.step(state, ord(char))
+            stop = table.match[state]
             if stop is not None:
                 self.matched = stop
                 whole = self._held + text[: index + 1]
@@ -88,7 +106,7 @@ class StopStrings:
                 return (whole if self._include else whole[: len(whole) - len(stop)]), stop
         self._state = state
         whole = self._held + text
-        keep = len(whole) - self._depth[state]
+        keep = len(whole) - table.depth[state]
         self._held = whole[keep:]
         return whole[:keep], None
 
