@@ -25,10 +25,10 @@ WRONG: list[tuple[str, Any]] = [
     *[("frequency_penalty", value) for value in (-2.01, 2.01, math.nan, None)],
     *[("presence_penalty", value) for value in (-2.01, 2.01, "0")],
     *[("logit_bias", value) for value in ([1], "x", {-1: 0}, {1: 101}, {1: math.nan}, {"a": 1}, {"-1": 1}, {1.5: 1})],
-    *[("bad_words", value) for value in ("word", [""], [1], 3)],
+    *[("bad_words", value) for value in ("word", [""], [1], 3, ["a"] * 1025, ["a" * 16384, "b"])],
     *[("allowed_token_ids", value) for value in ([], [-1], [1.0], "12", {1: 2}, 5)],
     *[("stop", value) for value in ("", [""], [1], 5, ["x"] * 17, "x" * 1025, ["y", "x" * 1025])],
-    *[("stop_token_ids", value) for value in ([-1], [True], "1", 7)],
+    *[("stop_token_ids", value) for value in ([-1], [True], "1", 7, range(1025))],
     *[("logprobs", value) for value in (-1, 21, True, 1.0)],
     *[("prompt_logprobs", value) for value in (-1, 21, "1")],
     *[(name, 1) for name in ("include_stop_str_in_output", "ignore_eos", "echo", "skip_special_tokens")],
@@ -55,6 +55,8 @@ RIGHT: list[tuple[str, Any]] = [
     *[("frequency_penalty", value) for value in (-2, 2)],
     *[("logprobs", value) for value in (0, 20)],
     *[("stop", value) for value in ("a", ["a", "b"], (), None, ["x" * 1024] * 16)],
+    *[("stop_token_ids", value) for value in (range(1024), (), None)],
+    *[("bad_words", value) for value in (["a" * 16] * 1024, ["a" * 16384], [])],
 ]
 
 
@@ -105,7 +107,13 @@ def test_from_mapping_refuses_unknown_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("logit_bias", {100: 1.0}), ("allowed_token_ids", [5, 100]), ("stop_token_ids", [100])]
+    ("name", "value"),
+    [
+        ("logit_bias", {100: 1.0}),
+        ("allowed_token_ids", [5, 100]),
+        ("allowed_token_ids", [5] * 101),
+        ("stop_token_ids", [100]),
+    ],
 )
 def test_token_ids_must_be_in_the_vocabulary(name: str, value: object) -> None:
     params = SamplingParams(**{name: value})

@@ -14,7 +14,7 @@ from slipstream.core.sampling_params import SamplingParams
 from slipstream.ops.sample import Real, Whole
 from slipstream.sampling.batch import SamplingBatch
 from slipstream.sampling.noise import choice_key, row_key
-from slipstream.sampling.state import SequenceSampler, bad_word_ids
+from slipstream.sampling.state import SequenceSampler, _BadWords, bad_word_ids
 
 VOCAB = 40
 EOS = (39, 38)
@@ -205,3 +205,56 @@ def test_bad_words_are_taken_with_and_without_a_space() -> None:
     codes[" two"] = [3, 2]
     found = bad_word_ids([" bad", "odd", "so", "two"], codes.__getitem__)
     assert found == [[10], [11], [12, 13], [15], [1, 2], [3, 2]]
+
+
+FEW = st.integers(0, 2)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    words=st.lists(st.lists(FEW, min_size=1, max_size=5), max_size=12),
+    output=st.lists(FEW, max_size=10),
+    split=st.integers(0, 10),
+)
+def test_bad_words_are_those_of_a_plain_search(words: list[list[int]], output: list[int], split: int) -> None:
+    """Words that end alike, that hold one another, and that are longer than the output."""
+    split = min(split, len(output))
+    sequence = sampler(bad=words)
+    for token in output[:split]:
+        sequence.commit([token])
+    found = {word[-1] for word in words if output[len(output) - len(word) + 1 :] == word[:-1] or len(word) == 1}
+    assert written(sequence, output[split:])["banned"] == found
+
+
+def test_the_work_for_bad_words_does_not_grow_with_their_number() -> None:
+    """Nor with the output's length: only the latest tokens that begin a word are looked at."""
+
+    class Counted:
+        def __init__(self) -> None:
+            self.seen = 0
+
+        def __iter__(self) -> Any:
+            while True:
+                self.seen += 1
+                yield 4
+
+    words = _BadWords([[first, 5, 6, 4, last] for first in range(30) for last in range(30)])
+    tokens = Counted()
+    assert words.banned_after(tokens) == []
+    assert tokens.seen == 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=8), st.lists(st.integers(0, 5), max_size=8))
+def test_choices_that_share_tables_do_not_disturb_each_other(first: list[int], second: list[int]) -> None:
+    eldest = sampler(bad=BAD, **EVERYTHING)
+    younger = SequenceSampler(
+        eldest.params, prompt_ids=[1, 2, 3], vocab_size=VOCAB, choice_index=1, seed=5, sibling=eldest
+    )
+    eldest.commit(first)
+    younger.commit(second)
+    for sequence, index, output in ((eldest, 0, first), (younger, 1, second)):
+        alone = sampler(choice=index, bad=BAD, **EVERYTHING)
+        alone.commit(output)
+        assert written(sequence, []) == written(alone, [])
+    assert younger.stop_token_ids is eldest.stop_token_ids

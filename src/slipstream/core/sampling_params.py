@@ -15,6 +15,10 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 """Characters of one stop string."""
+MAX_STOP_TOKENS = 1024
+MAX_BAD_WORDS = 1024
+MAX_BAD_CHARACTERS = 16384
+"""Of all bad words together."""
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 
@@ -72,6 +76,11 @@ def _strings(name: str, value: object, most: int | None, longest: int | None = N
     return strings
 
 
+def _check_length(name: str, kind: str, length: int, most: int) -> None:
+    if length > most:
+        raise InvalidRequestError(f"{name} must be at most {most} {kind}, got {length}", param=name)
+
+
 def _biases(value: object) -> dict[int, float]:
     limit = f"a mapping of token ids to numbers in [-{MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]"
     if not isinstance(value, Mapping):
@@ -122,7 +131,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     """Token id to what is added to its logit, in [-100, 100]."""
     bad_words: Sequence[str] | None = None
-    """Words that must not be generated."""
+    """Up to 1,024 words, of up to 16,384 characters together, that must not be generated."""
     allowed_token_ids: Sequence[int] | None = None
     """The only tokens that may be generated."""
 
@@ -132,7 +141,7 @@ class SamplingParams:
     stop: Sequence[str] = ()
     """Up to 16 strings of up to 1,024 characters; the output ends before the first to appear. One string will do."""
     stop_token_ids: Sequence[int] = ()
-    """The output ends with the first of these tokens."""
+    """The output ends with the first of these tokens, up to 1,024."""
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     """Go on after the model's end tokens."""
@@ -196,8 +205,11 @@ class SamplingParams:
         self._set("stop", _strings("stop", stop, MAX_STOP_STRINGS, MAX_STOP_LENGTH))
         stop_ids = () if self.stop_token_ids is None else self.stop_token_ids
         self._set("stop_token_ids", _token_ids("stop_token_ids", stop_ids))
+        _check_length("stop_token_ids", "token ids", len(self.stop_token_ids), MAX_STOP_TOKENS)
         if self.bad_words is not None:
             self._set("bad_words", _strings("bad_words", self.bad_words, None))
+            _check_length("bad_words", "words", len(self.bad_words), MAX_BAD_WORDS)
+            _check_length("bad_words", "characters together", sum(map(len, self.bad_words)), MAX_BAD_CHARACTERS)
         if self.logit_bias is not None:
             self._set("logit_bias", _biases(self.logit_bias))
         if self.allowed_token_ids is not None:
@@ -220,7 +232,9 @@ class SamplingParams:
         return self.temperature == 0.0
 
     def validate_for_model(self, vocab_size: int) -> None:
-        """Raise `InvalidRequestError` if a token id is not below `vocab_size`."""
+        """Raise `InvalidRequestError` if a token id is not below `vocab_size`, or more of them are allowed."""
+        kind = f"token ids (the vocabulary's size {vocab_size})"
+        _check_length("allowed_token_ids", kind, len(self.allowed_token_ids or ()), vocab_size)
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             for token in getattr(self, name) or ():
                 if token >= vocab_size:

@@ -100,8 +100,7 @@ class Engine:
             raise RequestFailedError(f"request id {request.id!r} is already in use", param="request_id")
         active = _Active(request, [])
         for index in range(request.params.n):
-            leader = active.sequences[0] if index else None
-            active.sequences.append(self._sequence(request, index, leader))
+            active.sequences.append(self._sequence(request, index, active.sequences[0] if index else None))
         self._active[request.id] = active
         for sequence in active.sequences:
             self.scheduler.add(sequence)
@@ -178,6 +177,7 @@ class Engine:
                 bad_word_ids=request.bad_word_ids,
                 choice_index=index,
                 seed=request.seed,
+                sibling=None if leader is None else leader.sampler,
             ),
             detokenizer=None
             if self.tokenizer is None
@@ -316,7 +316,7 @@ class Engine:
         if sequence.num_output >= params.min_tokens:
             if token in self.eos_ids and not params.ignore_eos:
                 return "stop", None
-            if token in params.stop_token_ids:
+            if token in sequence.sampler.stop_token_ids:
                 return "stop", token
         return ("length" if sequence.num_output >= sequence.request.max_tokens else None), None
 

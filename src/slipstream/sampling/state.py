@@ -6,6 +6,8 @@ generated one by one, so every rule holds at every drafted position.
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -57,11 +59,49 @@ class _Counts:
         self._array[place, 1] += 1
 
 
+class _BadWords:
+    """The last tokens that are banned now, by the tokens before them.
+
+    A trie of the words without their last tokens, read backwards: looking up takes as many steps as there are latest
+    tokens that end the beginning of some word, however many words there are.
+    """
+
+    def __init__(self, words: Iterable[Sequence[int]]) -> None:
+        self._children: list[dict[int, int]] = [{}]
+        self._ends: list[list[int]] = [[]]
+        self.reach = 0
+        """Latest tokens to look at, at most."""
+        for word in words:
+            node = 0
+            for token in reversed(word[:-1]):
+                following = self._children[node].get(token)
+                if following is None:
+                    following = self._children[node][token] = len(self._children)
+                    self._children.append({})
+                    self._ends.append([])
+                node = following
+            self._ends[node].append(word[-1])
+            self.reach = max(self.reach, len(word) - 1)
+
+    def banned_after(self, tokens: Iterable[int]) -> list[int]:
+        """Last tokens of the words whose other tokens `tokens` begins with; it gives the latest token first."""
+        banned = list(self._ends[0])
+        node = 0
+        for token in tokens:
+            following = self._children[node].get(token)
+            if following is None:
+                break
+            node = following
+            banned += self._ends[node]
+        return banned
+
+
 class SequenceSampler:
     """Writes the sampling rows of one sequence (one choice of a request).
 
     `prompt_ids` is the prompt; `eos_ids` are the model's end tokens; `bad_word_ids` come from the function of that
-    name; `seed` is the caller's or the one drawn for the request. Token ids of `params` must be valid for the model
+    name; `seed` is the caller's or the one drawn for the request. `sibling` is another choice of the same request,
+    whose tables are used in place of new ones. Token ids of `params` must be valid for the model
     (`SamplingParams.validate_for_model`).
     """
 
@@ -75,6 +115,7 @@ class SequenceSampler:
         bad_word_ids: Iterable[Sequence[int]] = (),
         choice_index: int = 0,
         seed: int,
+        sibling: SequenceSampler | None = None,
     ) -> None:
         self.params = params
         self._vocab_size = vocab_size
@@ -90,20 +131,36 @@ class SequenceSampler:
         neutral = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0)
         counted = () if params.repetition_penalty == 1.0 else prompt_ids
         self._counts = None if neutral else _Counts(counted, vocab_size)
-        ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)} if params.min_tokens else set()
-        self._ends = np.array(sorted(token for token in ends if 0 <= token < vocab_size), np.int64)
-        self._bad_words = [tuple(word) for word in bad_word_ids]
-        self._reach = max((len(word) - 1 for word in self._bad_words), default=0)
-        self._tail: list[int] = []
+        if sibling is None:
+            self._make_tables(eos_ids, bad_word_ids)
+        else:
+            self._share_tables(sibling)
+        self._tail: deque[int] = deque(maxlen=0 if self._bad_words is None else self._bad_words.reach)
+        self._has_lists = bool(
+            self._counts or len(self._ends) or self._bad_words or self._allowed is not None or len(self._bias_at)
+        )
+
+    def _make_tables(self, eos_ids: Iterable[int], bad_word_ids: Iterable[Sequence[int]]) -> None:
+        """What is looked up for every token and never changed."""
+        params = self.params
+        self.stop_token_ids = frozenset(params.stop_token_ids)
+        ends = self.stop_token_ids.union(() if params.ignore_eos else eos_ids) if params.min_tokens else frozenset()
+        self._ends = np.array(sorted(token for token in ends if 0 <= token < self._vocab_size), np.int64)
+        words = list(bad_word_ids)
+        self._bad_words = _BadWords(words) if words else None
         self._allowed = (
             None if params.allowed_token_ids is None else np.unique(np.array(params.allowed_token_ids, np.int64))
         )
         bias = params.logit_bias or {}
         self._bias_at = np.array(list(bias), np.int64)
         self._bias_value = np.array(list(bias.values()), np.float32)
-        self._has_lists = bool(
-            self._counts or len(self._ends) or self._bad_words or self._allowed is not None or len(self._bias_at)
-        )
+
+    def _share_tables(self, sibling: SequenceSampler) -> None:
+        self.stop_token_ids = sibling.stop_token_ids
+        self._ends = sibling._ends
+        self._bad_words = sibling._bad_words
+        self._allowed = sibling._allowed
+        self._bias_at, self._bias_value = sibling._bias_at, sibling._bias_value
 
     def write_row(
         self, batch: SamplingBatch, drafted: Sequence[int], position: int, grammar_mask: MaskArray | None = None
@@ -124,8 +181,8 @@ class SequenceSampler:
             batch.allow_only(row, self._allowed)
         if len(self._ends) and length < self.params.min_tokens:
             batch.ban(row, self._ends)
-        if self._bad_words:
-            batch.ban(row, self._ends_of_bad_words(drafted))
+        if self._bad_words is not None:
+            batch.ban(row, self._ends_of_bad_words(self._bad_words, drafted))
         if len(self._bias_at):
             batch.add_bias(row, self._bias_at, self._bias_value)
         if self._counts is not None:
@@ -144,8 +201,7 @@ class SequenceSampler:
         if self._counts is not None:
             for token in tokens:
                 self._counts.add(token)
-        if self._reach:
-            self._tail = [*self._tail, *tokens][-self._reach :]
+        self._tail.extend(tokens)
 
     def exhausted_by(self) -> tuple[str, ...]:
         """The parameters that together leave no token for the next place; () if they leave one."""
@@ -155,19 +211,14 @@ class SequenceSampler:
         if len(self._ends) and self.output_length < self.params.min_tokens:
             left -= set(self._ends.tolist())
             names.append("min_tokens")
-        if self._bad_words:
-            left -= set(self._ends_of_bad_words(()))
+        if self._bad_words is not None:
+            left -= set(self._ends_of_bad_words(self._bad_words, ()))
             names.append("bad_words")
         return () if left else tuple(names)
 
-    def _ends_of_bad_words(self, drafted: Sequence[int]) -> list[int]:
+    def _ends_of_bad_words(self, words: _BadWords, drafted: Sequence[int]) -> list[int]:
         """Last tokens of the words whose other tokens are the latest ones of the output."""
-        tail = [*self._tail, *drafted]
-        return [
-            word[-1]
-            for word in self._bad_words
-            if len(word) == 1 or (len(tail) >= len(word) - 1 and tuple(tail[1 - len(word) :]) == word[:-1])
-        ]
+        return words.banned_after(itertools.chain(reversed(drafted), reversed(self._tail)))
 
     @staticmethod
     def _write_counts(batch: SamplingBatch, row: int, counts: _Counts, drafted: Sequence[int]) -> None:
