@@ -240,12 +240,24 @@ def check_offsets(choice: dict[str, Any]) -> None:
         assert token.startswith(("bytes:", "<|", shown)), (token, offset, text)
 
 
+def check_prompt_is_said_twice(events: list[Any]) -> None:
+    """What a /generate stream reports of the prompt stands in a choice's first and last events, the same in both."""
+    by_choice: dict[int, list[Any]] = {}
+    for event in events:
+        by_choice.setdefault(event.get("index", 0), []).append(event["meta_info"])
+    for metas in by_choice.values():
+        for name in ("input_token_logprobs", "input_top_logprobs"):
+            assert not any(name in meta for meta in metas[1:-1])
+            assert metas[0].get(name) == metas[-1].get(name)
+
+
 def check_generate(http: httpx.Client, body: dict[str, Any]) -> bool:
     found = both(http, "/generate", body, "extra_key")
     if found is None:
         return False
     given, events = found
     whole = given if isinstance(given, list) else [given]
+    check_prompt_is_said_twice(events)
     latest: dict[int, Any] = {}
     for event in events:
         assert ("index" in event) == isinstance(given, list)

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
+
 from slipstream.core.errors import InvalidRequestError
 from slipstream.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from slipstream.core.request import Request
@@ -127,18 +129,24 @@ class GenerateAnswer:
         if len(ids) != len(job.requests):
             raise InvalidRequestError(f"rid has {len(ids)} entries for {len(job.requests)} prompts", param="rid")
         self._ids = {request.id: checked_id(own, "rid") for request, own in zip(job.requests, ids, strict=True)}
+        self._output_lists: dict[int, tuple[list[Any], list[Any]]] = {}
+        self._prompt_lists: dict[str, dict[str, msgspec.Raw]] = {}
         self._place = {request.id: place for place, request in enumerate(job.requests)}
 
     async def whole(self) -> Any:
         """One object, or a list of them."""
         with naming(_NAMES):
             outputs = await self._job.outputs()
-        shown = [self._shown(output, choice) for _, output, choice in self._job.choices(outputs)]
+        shown = [self._shown(*found) for found in self._job.choices(outputs)]
         return shown[0] if self._single else shown
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Events with all there is so far of the choice that changed."""
+        """Events with all there is so far of the choice that changed.
+
+        What is said of the prompt never changes and may be long, so only a choice's first and last events have it.
+        """
         collectors = {request.id: OutputCollector(request) for request in self._job.requests}
+        begun: set[int] = set()
         with naming(_NAMES):
             async with aclosing(self._job.updates()) as batches:
                 async for batch in batches:
@@ -149,13 +157,17 @@ class GenerateAnswer:
                             changed[self._job.place(update.request) + delta.index] = output, output.outputs[delta.index]
                     events = []
                     for number, (output, choice) in changed.items():
-                        shown = self._shown(output, choice)
+                        ends = choice.finish_reason is not None
+                        shown = self._shown(number, output, choice, with_prompt=ends or number not in begun)
+                        begun.add(number)
                         events.append(event(shown if self._single else {"index": number, **shown}))
                     if events:
                         yield b"".join(events)
         yield DONE
 
-    def _shown(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+    def _shown(
+        self, number: int, output: RequestOutput, choice: CompletionOutput, *, with_prompt: bool = True
+    ) -> dict[str, Any]:
         times = output.metrics
         meta: dict[str, Any] = {
             "id": self._ids[output.request_id],
@@ -167,14 +179,30 @@ class GenerateAnswer:
             "seed": output.seed,
         }
         if choice.logprobs is not None:
-            meta["output_token_logprobs"] = self._tuples(choice.token_ids, choice.logprobs)
-            meta["output_top_logprobs"] = self._tops(output, choice.logprobs)
-        start = self._starts[self._place[output.request_id]]
-        if output.prompt_logprobs is not None and start >= 0:
-            entries = output.prompt_logprobs[start:]
-            meta["input_token_logprobs"] = self._tuples(output.prompt_token_ids[start:], entries)
-            meta["input_top_logprobs"] = self._tops(output, entries)
+            tuples, tops = self._output_lists.setdefault(number, ([], []))
+            known = len(tuples)
+            tuples += self._tuples(choice.token_ids[known:], choice.logprobs[known:])
+            tops += self._tops(output, choice.logprobs[known:])
+            meta["output_token_logprobs"], meta["output_top_logprobs"] = tuples, tops
+        if with_prompt:
+            meta |= self._of_prompt(output)
         return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
+
+    def _of_prompt(self, output: RequestOutput) -> dict[str, msgspec.Raw]:
+        """What is reported of the prompt's tokens, as JSON that is made once for all the choices and events."""
+        start = self._starts[self._place[output.request_id]]
+        if output.prompt_logprobs is None or start < 0:
+            return {}
+        made = self._prompt_lists.get(output.request_id)
+        if made is None:
+            entries = output.prompt_logprobs[start:]
+            lists = {
+                "input_token_logprobs": self._tuples(output.prompt_token_ids[start:], entries),
+                "input_top_logprobs": self._tops(output, entries),
+            }
+            made = {name: msgspec.Raw(msgspec.json.encode(items)) for name, items in lists.items()}
+            self._prompt_lists[output.request_id] = made
+        return made
 
     def _tuples(self, tokens: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> list[Any]:
         return [
