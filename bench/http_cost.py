@@ -38,8 +38,7 @@ from slipstream.core.sampling_params import SamplingParams
 from slipstream.devices.bandwidth import ReadProbe
 from slipstream.devices.foreign_load import ForeignLoad
 from slipstream.devices.host import cpu_name
-from slipstream.server.app import make_app
-from slipstream.server.run import listen, make_engine, set_up_process
+from slipstream.server.run import listen, make_engine, set_up_process, uvicorn_config
 from slipstream.server.service import Service
 
 PROMPT = "Once upon a time"
@@ -57,9 +56,7 @@ class Served:
         self.port = self._sockets[0].getsockname()[1]
         self.service = Service(server, engine, lambda: make_engine(server, engine, lambda *_: None))
         self.loop = asyncio.new_event_loop()
-        self._server = uvicorn.Server(
-            uvicorn.Config(make_app(self.service), log_config=None, access_log=False, lifespan="off")
-        )
+        self._server = uvicorn.Server(uvicorn_config(self.service))
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: self.loop.run_until_complete(self._main()), daemon=True)
         self._thread.start()

@@ -19,6 +19,7 @@ from doubles.raw_clients import CHAT, COMPLETIONS, Client, fetch, texts, until
 from doubles.served import ServedModel, Serving, serving
 from slipstream.core.config import EngineConfig
 from slipstream.core.errors import EngineDeadError, LoadError
+from slipstream.engine import process
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.engine.process import EngineProcess
 
@@ -196,6 +197,30 @@ def test_a_killed_process_is_started_again(server: Serving, caplog: pytest.LogCa
     os.kill(pid, signal.SIGKILL)
     check_restart(server, pid, stream, whole)
     assert "SIGKILL" in caplog.text
+
+
+def test_any_signal_may_end_the_process(server: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    """Real-time signals have no names."""
+    pid, stream, whole = busy(server)
+    os.kill(pid, signal.SIGRTMIN + 6)
+    check_restart(server, pid, stream, whole)
+    assert f"signal {signal.SIGRTMIN + 6}" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_while_it_loads_is_replaced(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid, stream, whole = busy(server)
+    monkeypatch.setattr(process, "START_SILENCE", 15.0)
+    os.kill(pid, signal.SIGKILL)
+    worker = server.service.loaded.worker  # type: ignore[union-attr]
+    until(lambda: worker.pid != pid)
+    os.kill(worker.pid, signal.SIGSTOP)
+    stopped = worker.pid
+    until(lambda: worker.pid != stopped, 60)
+    stream.close()
+    whole.close()
+    until(lambda: ready(server), 60)
+    assert fetch(server.url, COMPLETIONS, BODY).status == 200
 
 
 @pytest.mark.slow

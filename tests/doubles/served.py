@@ -26,8 +26,7 @@ from slipstream.core.sampling_params import SamplingParams
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.engine.inputs import InputProcessor
 from slipstream.ops.rows import Rows
-from slipstream.server.app import make_app
-from slipstream.server.run import listen, url_of
+from slipstream.server.run import listen, url_of, uvicorn_config
 from slipstream.server.service import Service
 from slipstream.text.chat_template import ChatTemplate
 from slipstream.text.tokenizer import Tokenizer
@@ -116,11 +115,7 @@ class Serving:
         self.sockets = listen(config)
         self.url = url_of(config, self.sockets[0])
         self.service = Service(config, served.config, self._make)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                make_app(self.service), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2
-            )
-        )
+        self._server = uvicorn.Server(uvicorn_config(self.service))
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
 

@@ -163,7 +163,12 @@ def serve(
     if ignore_eos:
         fixed["ignore_eos"] = True
     console = bench_console(json_file)
-    client = Client(base_url, endpoint.value, api_key=api_key or env_value("api_key"), timeout=timeout)
+    client = Client(
+        base_url.rstrip("/").removesuffix("/v1"),
+        endpoint.value,
+        api_key=api_key or env_value("api_key"),
+        timeout=timeout,
+    )
     run = Sweep(client, workload, loads, {**fixed, **extra}, goals, warmup=warmup, seed=seed, model=model)
     result = asyncio.run(run.measure(console))
     result["conditions"].update(

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 Report = Callable[[str, int, int], None]
 """Takes a stage's name, what is done of it and its total; a total of 0 is not known."""
 
+_FILE_WIDTH = 200
+"""Columns where output is no terminal: nothing is folded there."""
+
 _BYTES = 1 << 16
 """A total above this counts bytes, not tensors."""
 
@@ -29,7 +32,7 @@ def stdout_console() -> Console:
     """A console for tables that are a command's result."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> Table:

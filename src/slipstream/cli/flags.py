@@ -267,10 +267,17 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(flag: Flag) -> str:
+def shown_default(flag: Flag) -> str:
+    """The default for people; empty where it depends on the model or the machine."""
     default = default_of(flag)
-    shown = {True: "on", False: "off"}.get(default, default) if isinstance(default, bool) else default
-    text = "" if shown in (None, "", ()) else f"`{shown}`"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return "" if default in (None, "", ()) else str(default)
+
+
+def _row(flag: Flag) -> str:
+    default = shown_default(flag)
+    text = f"`{default}`" if default else ""
     usage = flag.option if flag.kind is Kind.SWITCH else f"{flag.option} {flag.kind.value}"
     also = ", ".join(f"`{alias}`" for alias in (*flag.aliases, *flag.off_aliases))
     return f"| `{usage}` | `{flag.env}` | {text} | {flag.help} | {also} |"

@@ -12,6 +12,7 @@ import typer
 
 from slipstream.cli import bench, chat, doctor, generate, models, serve
 from slipstream.cli.console import fail
+from slipstream.cli.flags import BY_NAME
 from slipstream.cli.version import print_version, version
 from slipstream.core.config import env_value
 from slipstream.core.errors import ConfigError, InvalidRequestError, SlipstreamError
@@ -75,7 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception) -> int:
     if isinstance(error, ConfigError | InvalidRequestError):
-        fail(error.message)
+        flag = BY_NAME.get(error.param or "")
+        # Settings name themselves; on a command line they are flags.
+        known = flag is not None and error.message.startswith(flag.name)
+        fail(error.message.replace(flag.name, flag.option, 1) if flag is not None and known else error.message)
         return 2
     if isinstance(error, SlipstreamError):
         fail(error.message)

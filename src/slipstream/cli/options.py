@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slipstream.cli.flags import BY_NAME, Flag, Kind
+from slipstream.cli.flags import BY_NAME, Flag, Kind, shown_default
 from slipstream.cli.settings import resolve
 from slipstream.core.errors import ConfigError
 
@@ -37,6 +37,12 @@ def takes_flags(names: Iterable[str]) -> Callable[[Callable[..., Any]], Callable
     return decorate
 
 
+def _default(flag: Flag) -> str:
+    """A flag's default for its help, unless its text says it or there is none."""
+    default = shown_default(flag)
+    return f" (default: {default})" if default and "default" not in flag.help else ""
+
+
 class _Spelling:
     """One spelling of a flag as a parameter of its own, so that help shows the flag once."""
 
@@ -48,7 +54,7 @@ class _Spelling:
         option = typer.Option(
             declaration,
             metavar=None if switch else flag.kind.value,
-            help=flag.help,
+            help=flag.help + _default(flag),
             rich_help_panel=flag.group,
             show_default=False,
             hidden=hidden,

@@ -6,7 +6,7 @@ import json
 import shlex
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -56,7 +56,11 @@ def print_banner(service: Service, url: str) -> None:
     shown = [(name, report[name]) for name in ("model", "device", "context", "cache", "start") if name in report]
     console = stdout_console()
     console.print(facts([*shown, ("page", url), ("API", f"{url}/v1"), ("API's docs", f"{url}/docs")]))
-    body = {"model": service.names[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    body: dict[str, Any] = {
+        "model": service.names[0],
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    }
+    body["max_tokens"] = 100
     key = " -H 'Authorization: Bearer KEY'" if service.config.api_key else ""
     console.print("\nTry it:", style="bold")
     data = shlex.quote(json.dumps(body))

@@ -148,6 +148,8 @@ class ServerConfig:
             if isinstance(values, str) or not all(isinstance(value, str) and value for value in values):
                 raise ConfigError(f"{name} must be a list of texts that are not empty", param=name)
             object.__setattr__(self, name, tuple(values))
+        if not all(name.isprintable() for name in self.served_model_name):
+            raise ConfigError("served_model_name must be made of printable characters", param="served_model_name")
         if not all(key.isascii() and key.isprintable() for key in self.api_key):
             raise ConfigError("api_key must be made of printable ASCII characters", param="api_key")
         _one_of("log_level", self.log_level, ("debug", "info", "warning", "error"))

@@ -18,6 +18,7 @@ from slipstream.core.request import Request, RequestUpdate
 from slipstream.engine import wire
 from slipstream.engine.build import LoadedEngine
 from slipstream.engine.core import Engine
+from slipstream.engine.stats import EngineSnapshot, EngineStats
 from slipstream.engine.worker import EngineWorker
 
 BEAT_SECONDS = 0.5
@@ -45,7 +46,7 @@ def _exit(code: int) -> None:
 
 
 class _Child:
-    _worker: EngineWorker
+    _worker: EngineWorker | None = None
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
@@ -56,12 +57,16 @@ class _Child:
         """Do what the parent says. Raises EOFError when it is gone, which may be while the model loads."""
         loader = self.pipe.recv()
         threading.Thread(target=self._start, args=(loader,), name="slipstream-start", daemon=True).start()
+        threading.Thread(target=self._beat, name="slipstream-beat", daemon=True).start()
         while True:
-            match self.pipe.recv():
+            message = self.pipe.recv()
+            worker = self._worker
+            assert worker is not None, "the parent does not wait until the engine is ready"
+            match message:
                 case wire.Submit(request):
-                    self._submit(request)
+                    self._submit(worker, request)
                 case wire.Abort(request_id):
-                    self._worker.abort(request_id)
+                    worker.abort(request_id)
 
     def _start(self, loader: Any) -> None:
         try:
@@ -72,7 +77,6 @@ class _Child:
             _exit(1)
         engine = loaded.engine
         self.send(wire.Ready(engine.vocab_size, engine.max_model_len, loaded.report))
-        self._beat()
 
     def _load(self, loader: Any) -> LoadedEngine:
         found: list[LoadedEngine] = []
@@ -84,9 +88,9 @@ class _Child:
         self._worker = EngineWorker(build, max_queue=loader.config.max_queue)
         return found[0]
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, worker: EngineWorker, request: Request) -> None:
         try:
-            self._worker.submit(request, self._sink)
+            worker.submit(request, self._sink)
         except SlipstreamError as error:
             self._send_updates([RequestUpdate(request, finished=True, error=error)])
 
@@ -99,14 +103,15 @@ class _Child:
         self.send([wire.Update.of(update) for update in updates])
 
     def _beat(self) -> None:
-        worker, pause = self._worker, threading.Event()
-        while worker.alive:
+        """Signs of life, from the first moment on. An engine without its thread is of no use: the process ends."""
+        pause = threading.Event()
+        idle = wire.Beat(0.0, EngineSnapshot(EngineStats()))
+        while (worker := self._worker) is None or worker.alive:
             try:
-                self.send(wire.Beat(worker.busy_for, worker.snapshot()))
+                self.send(idle if worker is None else wire.Beat(worker.busy_for, worker.snapshot()))
             except OSError:
                 return
             pause.wait(BEAT_SECONDS)
-        # An engine without its thread is of no use; the parent starts another.
         _exit(1)
 
 

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 SILENCE = 3.0
 """Seconds without a sign of life after which the child counts as busy; it sends one twice a second."""
 
+START_SILENCE = 60.0
+"""The same for a child that starts: before its first sign it imports torch."""
+
 MAX_FAILED_STARTS = 3
 """Starts in a row that may fail before the engine is given up."""
 
@@ -77,9 +80,11 @@ class EngineProcess:
     @property
     def busy_for(self) -> float:
         """Seconds since the child's engine began what it is doing now, or since it was last heard; 0 if idle."""
-        if self._state != "ready":
-            return 0.0
         silent = time.monotonic() - self._heard
+        if self._state == "restarting":
+            return silent if silent > START_SILENCE else 0.0
+        if self._state == "dead":
+            return 0.0
         if self._beat.busy_for > 0:
             return self._beat.busy_for + silent
         return silent if silent > SILENCE else 0.0
@@ -94,7 +99,9 @@ class EngineProcess:
             if self._stopping.is_set() or self._state == "dead":
                 raise EngineDeadError("the engine has stopped")
             if bounded and self._state == "restarting" and len(self._open) >= self._max_queue:
-                raise OverloadedError(f"the request queue is full ({self._max_queue} requests); try again later")
+                raise OverloadedError(
+                    f"the request queue is full ({self._max_queue} requests); try again later", code="queue_full"
+                )
             self._open[request.id] = request, sink
             if self._state == "ready":
                 self._outbox.put(wire.Submit(request))
@@ -134,6 +141,17 @@ class EngineProcess:
         self._thread.join(timeout)
 
     def _supervise(self, first: Future[wire.Ready]) -> None:
+        try:
+            self._keep_alive(first)
+        except Exception:
+            logger.exception("the supervisor of the engine's process failed")
+        if not first.done():
+            first.set_exception(EngineDeadError("the engine's process could not be started"))
+        self._state = "dead"
+        self.fail_open(EngineDeadError("the engine has stopped"))
+
+    def _keep_alive(self, first: Future[wire.Ready]) -> None:
+        """One child after the other, until `stop` or until it makes no sense."""
         failures = 0
         while not self._stopping.is_set():
             was_ready = self._live(first)
@@ -149,11 +167,10 @@ class EngineProcess:
                 logger.error("the engine's process could not start %d times in a row; it is given up", failures)
                 break
             self._stopping.wait(failures)
-        self._state = "dead"
-        self.fail_open(EngineDeadError("the engine has stopped"))
 
     def _live(self, first: Future[wire.Ready]) -> bool:
         """One child from start to end. -> whether it had loaded."""
+        self._heard = time.monotonic()
         ours, theirs = socket.socketpair()
         with ours, theirs:
             command = [sys.executable, "-m", "slipstream.engine.child", str(theirs.fileno())]
@@ -173,6 +190,8 @@ class EngineProcess:
             while True:
                 message = pipe.recv()
                 if isinstance(message, wire.Ready):
+                    if first.done():
+                        logger.warning("the engine's process is ready again")
                     self._begin(outbox)
                     if not first.done():
                         first.set_result(message)
@@ -259,4 +278,7 @@ def _write(pipe: Connection, outbox: queue.SimpleQueue[Any]) -> None:
 
 
 def _how(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    known = {number.value: number.name for number in signal.Signals}  # real-time signals have no names
+    return f"signal {known.get(-code, -code)}"

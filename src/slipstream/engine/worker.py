@@ -84,7 +84,9 @@ class EngineWorker:
             if not isinstance(request.id, str):
                 raise InvalidRequestError(f"request_id must be a string, not {request.id!r}", param="request_id")
             if bounded and self._num_waiting() >= self.max_queue:
-                raise OverloadedError(f"the request queue is full ({self.max_queue} requests); try again later")
+                raise OverloadedError(
+                    f"the request queue is full ({self.max_queue} requests); try again later", code="queue_full"
+                )
             self._inbox.append((request, sink))
             self._wake.notify()
 

@@ -14,9 +14,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from slipstream import __version__
-from slipstream.core.errors import OverloadedError, SlipstreamError
+from slipstream.core.errors import InvalidRequestError, OverloadedError, SlipstreamError
 from slipstream.engine.inputs import InputProcessor
-from slipstream.server import chat, completions, generate, metrics, text_routes
+from slipstream.server import chat, completions, docs_page, generate, metrics, text_routes
 from slipstream.server.bodies import (
     Body,
     ChatBody,
@@ -36,7 +36,7 @@ from slipstream.server.service import Service
 LARGE = 64 * 1024
 """Bodies above so many bytes are decoded away from the event loop."""
 
-_PAGE = files("slipstream.server") / "page"
+_PAGE = {part.name: part for part in (files("slipstream.server") / "page").iterdir() if part.is_file()}
 _PAGE_POLICY = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
     "x-content-type-options": "nosniff",
@@ -50,15 +50,21 @@ Prepare = Callable[[InputProcessor, BodyType], Any]
 
 def make_app(service: Service) -> FastAPI:
     """The ASGI application of a service."""
-    app = FastAPI(title="Slipstream", version=__version__, redoc_url=None, separate_input_output_schemas=False)
+    app = FastAPI(
+        title="Slipstream",
+        version=__version__,
+        redoc_url=None,
+        docs_url=None,
+        redirect_slashes=False,
+        separate_input_output_schemas=False,
+    )
     app.state.service = service
     _generation_routes(app, service)
     _text_routes(app, service)
     _model_routes(app, service)
     _operation_routes(app, service)
-    _page_routes(app)
+    _page_routes(app, service)
     describe(app)
-    app.add_exception_handler(Exception, _on_error)
     app.add_exception_handler(SlipstreamError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
@@ -111,7 +117,12 @@ async def run(
 
     async def ready() -> Any:
         requests = await prepared(service, prepare, engine.inputs, body)
-        job = service.job(requests, scope["slipstream.arrived"], scope["slipstream.summary"])
+        if len(requests) > service.engine_config.max_queue:
+            raise InvalidRequestError(
+                f"a request of {len(requests)} prompts can never be queued: {service.engine_config.max_queue} may wait",
+                param="text" if kind is GenerateBody else "prompt",
+            )
+        job = service.job(engine, requests, scope["slipstream.arrived"], scope["slipstream.summary"])
         return answer(body, job, **more)
 
     async def whole() -> Any:
@@ -189,7 +200,7 @@ def _model_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One served name")
     async def model(model: str) -> Response:
         if model not in service.names:
-            raise unknown_model(model)
+            raise unknown_model(model, service.names)
         return json_response(card(model))
 
 
@@ -229,17 +240,22 @@ def _operation_routes(app: FastAPI, service: Service) -> None:
         return json_response(metrics.stats_of(service))
 
 
-def _page_routes(app: FastAPI) -> None:
+def _page_routes(app: FastAPI, service: Service) -> None:
     def page_file(name: str) -> Response:
-        path = _PAGE / name
-        if "/" in name or name.startswith(".") or not path.is_file():
+        path = _PAGE.get(name)
+        if path is None:
             raise HttpError(404, f"there is no {name!r} here", code="not_found")
         kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
         return Response(path.read_bytes(), media_type=kind, headers=_PAGE_POLICY)
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> Response:
         return page_file("index.html")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        page = docs_page.page(app.openapi(), service.names[0])
+        return Response(page, media_type="text/html", headers=docs_page.HEADERS)
 
     @app.get("/page/{name}", include_in_schema=False)
     async def page_part(name: str) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     503: "service_unavailable_error",
@@ -35,8 +36,11 @@ class HttpError(SlipstreamError):
         self.status = status
 
 
-def unknown_model(name: str) -> HttpError:
-    return HttpError(404, f"the model {name!r} does not exist here", param="model", code="model_not_found")
+def unknown_model(name: str, served: Sequence[str]) -> HttpError:
+    known = ", ".join(served)
+    return HttpError(
+        404, f"the model {name!r} does not exist here; this server has {known}", param="model", code="model_not_found"
+    )
 
 
 def nested_too_deeply() -> InvalidRequestError:

@@ -21,7 +21,7 @@ def set_up(level: str, form: str) -> None:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers[:] = []
-        logger.propagate = True
+        logger.propagate = name != "uvicorn.access"  # without a handler uvicorn does not even make the line
         logger.setLevel(logging.WARNING)
 
 
@@ -30,7 +30,7 @@ class _Text(logging.Formatter):
         facts: Mapping[str, Any] = getattr(record, "facts", {})
         more = "".join(f" {name}={value}" for name, value in facts.items() if name not in ("method", "path"))
         line = f"{_time(record):%H:%M:%S} {record.levelname:<7} {record.getMessage()}{more}"
-        return line + _trace(self, record)
+        return _visible(line) + _trace(self, record)
 
 
 class _Json(logging.Formatter):
@@ -45,7 +45,12 @@ class _Json(logging.Formatter):
         trace = _trace(self, record).strip()
         if trace:
             line["trace"] = trace
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json.dumps(line, default=str)
+
+
+def _visible(line: str) -> str:
+    """What came from clients must not end the line or steer a terminal."""
+    return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 def _time(record: logging.LogRecord) -> datetime.datetime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import time
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slipstream.core.errors import OverloadedError
 from slipstream.server.errors import HttpError
-from slipstream.server.responses import error_response
+from slipstream.server.responses import error_response, failure
 from slipstream.server.service import Service
 
 logger = logging.getLogger("slipstream.access")
@@ -59,6 +60,10 @@ class Log:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            shown = failure(error)
+            if not status:
+                await error_response(shown)(scope, receive, send_with_id)
         finally:
             self._log(scope, status, request_id, time.monotonic() - began)
 
@@ -111,7 +116,12 @@ class Keys:
 
 
 HELD_BODIES = 16
-"""Bodies of the largest size that may be held at once; a queue of small requests never reaches that."""
+"""Bodies of the largest size that may be held at once. Past that, bodies above SMALL_BODY are refused."""
+
+SMALL_BODY = 2**18
+
+BODY_SECONDS = 30.0
+"""How long a client may pause within its body."""
 
 
 class BodyLimit:
@@ -130,18 +140,24 @@ class BodyLimit:
         if length.isdigit() and int(length) > self._limit:
             await error_response(self._error())(scope, receive, send)
             return
-        received = 0
+        received, whole = 0, False
 
         async def counted() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, whole
+            if whole:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), BODY_SECONDS)
+            except TimeoutError:
+                raise HttpError(408, f"the body paused for {BODY_SECONDS:g} s", code="body_too_slow") from None
+            whole = not message.get("more_body", False)
             if message["type"] == "http.request":
                 size = len(message.get("body", b""))
                 received += size
                 self._held += size
                 if received > self._limit:
                     raise self._error()
-                if self._held > HELD_BODIES * self._limit:
+                if received > SMALL_BODY and self._held > HELD_BODIES * self._limit:
                     raise OverloadedError("too many large bodies are being read; try again later")
             return message
 

@@ -66,7 +66,7 @@ def _fill(operation: dict[str, Any], path: str, body: Any) -> None:
     statuses = ["401", "404", "503"]
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-        statuses += ["400", "413", "415", "500"]
+        statuses += ["400", "408", "413", "415", "500"]
     operation["responses"] = {"200": {"description": "The answer", "content": content}}
     for status in sorted(statuses):
         operation["responses"][status] = {"description": "An error", "content": error}

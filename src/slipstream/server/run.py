@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import ipaddress
 import logging
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -18,6 +20,7 @@ from slipstream.core.errors import ConfigError
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.engine.build import ModelLoader, Progress
 from slipstream.server.app import make_app
+from slipstream.server.protocol import Protocol
 from slipstream.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -41,7 +44,14 @@ def serve(
     The address is bound before the model is loaded; meanwhile /health/live answers 200 and /health/ready 503.
     """
     set_up_process()
+    for name in ("ssl_certfile", "ssl_keyfile"):
+        path = getattr(server, name)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"{name}: there is no file {path}", param=name)
     sockets = listen(server)
+    url = url_of(server, sockets[0])
+    if not server.api_key and not _is_local(sockets):
+        logger.warning("anybody who reaches %s can use this server: it has no --api-key", server.host)
 
     def report(stage: str, done: int, total: int) -> None:
         service.report(stage, done, total)
@@ -49,7 +59,8 @@ def serve(
             progress(stage, done, total)
 
     service = Service(server, engine, lambda: make_engine(server, engine, report))
-    HttpServer(service, on_ready, url_of(server, sockets[0])).run_on(sockets)
+    logger.info("listening on %s; loading %s", url, service.names[0])
+    HttpServer(service, on_ready, url).run_on(sockets)
 
 
 def set_up_process() -> None:
@@ -90,30 +101,39 @@ def listen(server: ServerConfig) -> list[socket.socket]:
     return sockets
 
 
+def _is_local(sockets: list[socket.socket]) -> bool:
+    """Whether only this machine can reach them."""
+    return all(ipaddress.ip_address(sock.getsockname()[0]).is_loopback for sock in sockets)
+
+
 def url_of(server: ServerConfig, sock: socket.socket) -> str:
     """The address to give to people."""
-    host = "127.0.0.1" if server.host in ("0.0.0.0", "::", "") else server.host
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
     host = f"[{host}]" if ":" in host else host
     return f"{'https' if server.ssl_certfile else 'http'}://{host}:{sock.getsockname()[1]}"
+
+
+def uvicorn_config(service: Service) -> uvicorn.Config:
+    """How uvicorn serves the service's application. Loading is not its business, nor are logs."""
+    return uvicorn.Config(
+        make_app(service),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        http=Protocol,
+        lifespan="off",
+        timeout_graceful_shutdown=5,
+        ssl_certfile=service.config.ssl_certfile,
+        ssl_keyfile=service.config.ssl_keyfile,
+    )
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn, which on the first signal drains before it stops, and on the second stops at once."""
 
     def __init__(self, service: Service, on_ready: OnReady | None, url: str) -> None:
-        config = service.config
-        super().__init__(
-            uvicorn.Config(
-                make_app(service),
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-                timeout_graceful_shutdown=5,
-                ssl_certfile=config.ssl_certfile,
-                ssl_keyfile=config.ssl_keyfile,
-            )
-        )
+        super().__init__(uvicorn_config(service))
         self._service = service
         self._on_ready = on_ready
         self._url = url

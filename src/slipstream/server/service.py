@@ -77,7 +77,8 @@ class Service:
         self.startup_seconds = time.monotonic() - self._began
         self._watchdog = Watchdog(self._engine.worker, self.config.stall_seconds)
         for name, value in self._engine.report.items():
-            logger.info("%s: %s", name, value)
+            logger.debug("%s: %s", name, value)
+        logger.info("ready after %.1f s", self.startup_seconds)
 
     async def drain(self) -> None:
         """Take no more requests, and wait for those that are open, but not for ever."""
@@ -95,6 +96,8 @@ class Service:
         """Stop the engine, waiting up to `timeout` seconds for it; requests that are still open get an error."""
         if self._watchdog is not None:
             self._watchdog.stop()
+            if self._watchdog.stalled:
+                timeout = 0.0  # it would wait in vain
         if self._engine is not None:
             self._engine.shutdown(timeout)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -132,7 +135,7 @@ class Service:
         if asked is None:
             return self.names[0]
         if asked not in self.names:
-            raise unknown_model(asked)
+            raise unknown_model(asked, self.names)
         return asked
 
     async def in_pool(
@@ -159,7 +162,7 @@ class Service:
         if not self._open:
             self.idle.set()
 
-    def job(self, requests: Any, arrived: float, summary: dict[str, Any]) -> Job:
+    def job(self, engine: AsyncEngine, requests: Any, arrived: float, summary: dict[str, Any]) -> Job:
         """Requests to be run together. Their clocks start when the HTTP request came."""
         for request in requests:
             request.metrics.arrival_time = arrived
@@ -171,7 +174,7 @@ class Service:
                 finish=",".join(sorted(set(job.finish_reasons))) or "none",
             )
 
-        return Job(self.engine(), requests, on_end=note)
+        return Job(engine, requests, on_end=note)
 
 
 def _step_back() -> None:
