@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from doubles.engines import check_idle
-from doubles.raw_clients import COMPLETIONS, fetch
+from doubles.raw_clients import COMPLETIONS, Client, fetch
 from doubles.served import ServedModel, Serving, serving
 from slipstream.core.config import EngineConfig
 from slipstream.server import app, logs, middleware
@@ -175,3 +175,16 @@ def test_the_docs_page_names_every_field_and_loads_nothing(server: Serving) -> N
 def test_head_of_the_page(server: Serving) -> None:
     response = httpx.head(server.url + "/")
     assert (response.status_code, response.content) == (200, b"")
+
+
+def test_the_log_says_that_a_stream_ended_with_an_error(server: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    """Its status is 200, since it had begun."""
+    caplog.set_level(logging.INFO)
+    stream = Client(server.url, COMPLETIONS, {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True})
+    events = stream.events()
+    next(events)
+    assert server.model is not None
+    server.model.fails = RuntimeError("planted")
+    assert '"error"' in list(events)[-1]
+    until(lambda: any(getattr(r, "facts", {}).get("finish") == "error" for r in caplog.records))
+    stream.close()

@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from slipstream.core.errors import InvalidRequestError
+from slipstream.core.errors import InvalidRequestError, SlipstreamError
 from slipstream.core.outputs import CompletionOutput, RequestOutput
 from slipstream.core.request import ChoiceDelta, Request, RequestUpdate
 from slipstream.core.sampling_params import SamplingParams
@@ -143,6 +143,9 @@ class Job:
                 async for batch in batches:
                     self._count(batch)
                     yield batch
+        except SlipstreamError:
+            self.finish_reasons.append("error")
+            raise
         finally:
             if self.on_end is not None:
                 self.on_end(self)
