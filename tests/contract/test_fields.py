@@ -280,3 +280,22 @@ def test_priority_is_served_first(narrow: Serving, body: type, monkeypatch: pyte
     for thread in threads:
         thread.join(30)
     assert ended == [-5, 1, 2, 3]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tops", [(1, 5), (5, 1), (0, 3), (3, 0), (2, 2)])
+def test_each_kind_of_logprobs_has_its_own_number(http: httpx.Client, tops: tuple[int, int], stream: bool) -> None:
+    """`logprobs` with `echo` and `prompt_logprobs` report the same tokens; each is what it is without the other."""
+
+    def lists(**asked: int) -> Any:
+        given = {"prompt": "é hello", "echo": True, "max_tokens": 6, "seed": 3, "stream": stream, **asked}
+        found = parsed(http.post("/v1/completions", json=given))
+        choices = [part["choices"][0] for part in found] if stream else [found["choices"][0]]
+        return [[choice.get(name) for choice in choices] for name in ("logprobs", "prompt_logprobs")]
+
+    logprobs, prompt_logprobs = lists(logprobs=tops[0], prompt_logprobs=tops[1])
+    assert logprobs == lists(logprobs=tops[0])[0]
+    assert prompt_logprobs == lists(prompt_logprobs=tops[1])[1]
+    shown = [entry for lists in logprobs for entry in lists["top_logprobs"]]
+    assert {len(entry) for entry in shown if entry is not None} <= {tops[0], tops[0] + 1}
+    assert {len(entry) for entry in prompt_logprobs[0] if entry is not None} <= {tops[1], tops[1] + 1}

@@ -84,7 +84,9 @@ class ChatAnswer:
             "usage": self._job.usage.as_json(),
         }
         if output.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+            answer["prompt_logprobs"] = prompt_logprobs(
+                output.prompt_logprobs, self._request.params.prompt_logprobs or 0
+            )
         if self._body.return_token_ids:
             answer["prompt_token_ids"] = output.prompt_token_ids
         return answer
@@ -113,7 +115,7 @@ class ChatAnswer:
         if news.first and self._body.return_token_ids:
             chunk["prompt_token_ids"] = news.request.prompt_ids
         if news.first and news.prompt_logprobs is not None:
-            chunk["prompt_logprobs"] = prompt_logprobs(news.prompt_logprobs)
+            chunk["prompt_logprobs"] = prompt_logprobs(news.prompt_logprobs, self._request.params.prompt_logprobs or 0)
         return chunk
 
     def _choice(self, choice: CompletionOutput) -> dict[str, Any]:

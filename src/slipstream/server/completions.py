@@ -131,7 +131,7 @@ class CompletionAnswer:
             if news.first:
                 choice["prompt_token_ids"] = news.request.prompt_ids
         if news.first and self._body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(news.prompt_logprobs or [])
+            choice["prompt_logprobs"] = prompt_logprobs(news.prompt_logprobs or [], self._body.prompt_logprobs)
         return {**self._head, "choices": [choice]}
 
     def _choice(self, number: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class CompletionAnswer:
             shown["token_ids"] = choice.token_ids
             shown["prompt_token_ids"] = output.prompt_token_ids
         if self._body.prompt_logprobs is not None:
-            shown["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
+            shown["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [], self._body.prompt_logprobs)
         return shown
 
     def _logprobs(
@@ -164,7 +164,7 @@ class CompletionAnswer:
         """The lists of a choice, with the prompt in front of the output if it is echoed."""
         if self._body.logprobs is None:
             return None
-        running = self._running.setdefault(number, CompletionLogprobs(self._names))
+        running = self._running.setdefault(number, CompletionLogprobs(self._names, self._body.logprobs))
         lists = running.add((), ())
         if self._body.echo and prompt_ids:
             lists = running.add(prompt_ids, prompt_entries, skip_special_tokens=self._texts)
