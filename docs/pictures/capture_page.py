@@ -2,8 +2,8 @@
 
     python docs/pictures/capture_page.py
 
-It needs chromium. Two questions are asked by keyboard, then the page is shown at the sizes of a laptop and a phone,
-dark and light.
+It needs chromium. Two questions are asked by keyboard, then the page is shown as on a laptop, dark, and as on a phone,
+light.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from doubles.browser import Browser  # noqa: E402
 from doubles.chat_page import IDLE, fill, open_page, say  # noqa: E402
 
 QUESTIONS = ("What is the capital of France?", "Write a Python function that adds two numbers.")
-SIZES = {"laptop": (1280, 800), "phone": (390, 844)}
+LAPTOP, PHONE = (1280, 800), (390, 844)
 
 
 class Server:
@@ -43,17 +43,16 @@ async def capture(server: Server, folder: Path) -> list[Path]:
     """Hold the conversation and take the pictures."""
     taken = []
     async with Browser() as browser:
-        await browser.show(*SIZES["laptop"])
+        await browser.show(*LAPTOP)
         await open_page(browser, server)
         await fill(browser, "temperature", "0")
         await fill(browser, "max_tokens", "120")
         for question in QUESTIONS:
             await say(browser, question)
             await browser.wait_for(IDLE, 120)
-        for name, (width, height) in SIZES.items():
-            for theme in ("light", "dark"):
-                taken.append(folder / f"page_{name}_{theme}.png")
-                await browser.screenshot(taken[-1], width, height, theme == "dark")
+        for name, size, dark in (("laptop_dark", LAPTOP, True), ("phone_light", PHONE, False)):
+            taken.append(folder / f"page_{name}.png")
+            await browser.screenshot(taken[-1], *size, dark)
     return taken
 
 
