@@ -12,6 +12,7 @@ from doubles.small_vocabularies import byte_metadata
 from slipstream.core.errors import ContextLengthError, InvalidRequestError
 from slipstream.core.sampling_params import SamplingParams
 from slipstream.text import stop_strings
+from slipstream.text.chat_template import ChatTemplate
 from slipstream.text.stop_strings import StopStrings, stop_table
 from slipstream.text.tokenizer import Tokenizer
 
@@ -122,3 +123,56 @@ def test_the_table_of_stop_strings_is_made_before_the_engine_needs_it(monkeypatc
     monkeypatch.setattr(stop_strings.StopTable, "__init__", None)
     for request in requests:
         assert StopStrings(request.params.stop).push("a two")[1] == "two"
+
+
+def chat_inputs(source: str) -> Any:
+    found = inputs()
+    found.template, found.max_model_len = ChatTemplate("x" + source), 200
+    return found
+
+
+READS = [
+    "{{ NAME }}",
+    "{% if NAME is defined %}y{% endif %}",
+    "{% if NAME is not defined %}{% set NAME = 1 %}{% endif %}{{ NAME }}",
+    "{% set NAME = NAME | default([]) %}",
+    "{% set n = namespace(on=NAME) %}{{ n.on }}",
+    "{% for document in NAME %}y{% endfor %}",
+    "{% macro shown(given=NAME) %}{{ given }}{% endmacro %}{{ shown() }}",
+    "{% macro shown() %}{{ NAME }}{% endmacro %}{{ shown() }}",
+    "{% generation %}{{ NAME }}{% endgeneration %}",
+    "{{ messages | selectattr('role', 'equalto', NAME) | list | length }}",
+]
+IGNORES = [
+    "",
+    "{# NAME #}",
+    "{{ 'NAME' }}",
+    "{{ messages[0].NAME }}",
+    "{% set NAME = 1 %}{{ NAME }}",
+    "{% for NAME in messages %}{{ NAME.role }}{% endfor %}",
+    "{% macro shown(NAME) %}{{ NAME }}{% endmacro %}{{ shown(1) }}",
+]
+
+
+@pytest.mark.parametrize("name", ["documents", "style"])
+@pytest.mark.parametrize(("source", "read"), [*((s, True) for s in READS), *((s, False) for s in IGNORES)])
+def test_what_a_template_never_reads_is_refused(source: str, read: bool, name: str) -> None:
+    processor = chat_inputs(source.replace("NAME", name))
+    given: dict[str, Any] = {"documents": [{"text": "a"}]} if name == "documents" else {}
+    variables = None if name == "documents" else {"style": "a"}
+    talk = [{"role": "user", "content": "a", "name": "ann"}]
+    if read:
+        assert processor.chat_ids(talk, variables, **given)
+        return
+    with pytest.raises(InvalidRequestError, match=name) as caught:
+        processor.chat_ids(talk, variables, **given)
+    assert caught.value.param == (name if name == "documents" else "chat_template_kwargs")
+
+
+def test_no_documents_are_none() -> None:
+    assert chat_inputs("").chat_ids([{"role": "user", "content": "a"}], {}, documents=[])
+
+
+def test_looking_for_variables_computes_nothing() -> None:
+    """A template's constant expressions may be of any size."""
+    chat_inputs("{{ 'a' * 10**12 }}{{ [0] * 10**12 }}{% if 'a' * 10**12 %}{% endif %}")

@@ -91,6 +91,7 @@ class InputProcessor:
         """A request from chat messages through the model's template.
 
         `options` are those of `ChatTemplate.render`; `chat_template_kwargs` are further variables of the template.
+        Documents and variables that the template never reads are refused.
         """
         ids = self.chat_ids(messages, chat_template_kwargs, **options)
         assert self.tokenizer is not None
@@ -108,6 +109,11 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"chat_template_kwargs cannot set {name}, which is a field of its own", param="chat_template_kwargs"
             )
+        if self.template is not None:
+            if options.get("documents"):
+                self.template.check_read("documents", "documents")
+            for name in variables:
+                self.template.check_read(name, "chat_template_kwargs")
         self._refuse_hopeless("".join(strings_in(messages)), "messages")
         return encode_chat(self.tokenizer, self.template, messages, **options, **variables)
 

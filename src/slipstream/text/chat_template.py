@@ -55,6 +55,9 @@ class ChatTemplate:
         eos_token: the text of EOS.
         special_tokens: further variables for the template, such as pad_token.
 
+    Attributes:
+        variables: the names that the template reads from outside.
+
     Raises:
         LoadError: the source is not valid Jinja.
     """
@@ -69,6 +72,7 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
             tree = _environment().parse(source)
+            self.variables = _variables_of(tree)
         except (jinja2.TemplateError, RecursionError) as error:
             line = getattr(error, "lineno", None)
             where = f" in line {line}" if line else ""
@@ -145,6 +149,17 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
+
+    def check_read(self, variable: str, param: str) -> None:
+        """Raise InvalidRequestError for a variable that changes nothing, since the template never reads it.
+
+        `render` takes such variables, as transformers does: what comes with a model may set more than a template reads.
+        """
+        if variable not in self.variables:
+            raise InvalidRequestError(
+                f"The model's chat template does not read {str(variable)[:40]!r}, so {param} must not set it.",
+                param=param,
+            )
 
     def render_inputs(self, inputs: ChatInputs) -> str:
         """Renders checked inputs."""
@@ -248,6 +263,24 @@ def _cut_at_end_of(final: str, text: str) -> str:
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text.rstrip(".")[:300]
+
+
+def _variables_of(tree: jinja2.nodes.Template) -> frozenset[str]:
+    """The variables that a template reads from outside, as `jinja2.meta.find_undeclared_variables` finds them.
+
+    That function's own generator computes constant expressions; this one does not.
+    """
+    from jinja2.meta import TrackingCodeGenerator
+
+    environment = _environment()
+
+    class Tracking(environment.code_generator_class, TrackingCodeGenerator):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            TrackingCodeGenerator.__init__(self, environment)
+
+    tracking = Tracking()
+    tracking.visit(tree)
+    return frozenset(tracking.undeclared_identifiers)
 
 
 def _iterates_over_content(tree: jinja2.nodes.Template) -> bool:
