@@ -274,6 +274,8 @@ ELSEWHERE: dict[type, set[str]] = {
 ADVISORY: dict[type, dict[str, Any]] = {
     ChatBody: {
         "user": "someone",
+        "cache_prompt": False,
+        "id_slot": 3,
         "metadata": {"a": "b"},
         "service_tier": "flex",
         "safety_identifier": "someone",
@@ -281,7 +283,7 @@ ADVISORY: dict[type, dict[str, Any]] = {
         "prompt_cache_retention": "24h",
         "prompt_cache_options": {"mode": "implicit"},
     },
-    CompletionBody: {"user": "someone"},
+    CompletionBody: {"user": "someone", "cache_prompt": False, "id_slot": 3},
     StreamOptions: {"include_obfuscation": True},
     GenerateBody: {"log_metrics": True},
 }

@@ -70,6 +70,8 @@ class Sampling(Body):
     presence_penalty: Annotated[Number, implemented("in [-2, 2]", between(-2, 2))] = None
     logit_bias: Annotated[dict[str, float] | None, implemented("token id to a number in [-100, 100]")] = None
     user: Annotated[Text, advisory("ignored")] = None
+    cache_prompt: Annotated[Switch, advisory("ignored; the prefix cache is on or off for all (llama.cpp)")] = None
+    id_slot: Annotated[Whole, advisory("ignored; there are no slots (llama.cpp)")] = None
 
     top_k: Annotated[Whole, implemented("keep the k most likely tokens; 0 or -1: all", between(-1, 2**31 - 1))] = None
     min_p: Annotated[Number, implemented("in [0, 1]", between(0, 1))] = None
@@ -91,6 +93,7 @@ class Sampling(Body):
     return_token_ids: Annotated[Switch, implemented("add prompt_token_ids and token_ids (vLLM)")] = None
     return_tokens_as_token_ids: Annotated[Switch, implemented("name tokens token_id:N in logprobs (vLLM)")] = None
 
+    timings_per_token: Annotated[Json, neutral(False)] = None
     spaces_between_special_tokens: Annotated[Json, neutral(True)] = None
     truncate_prompt_tokens: Annotated[Json, neutral(text="a prompt is never cut")] = None
     use_beam_search: Annotated[Json, neutral(False)] = None
@@ -134,6 +137,10 @@ class ChatBody(Sampling, kw_only=True):
     prompt_cache_options: Annotated[Json, advisory("ignored; the cache keeps what it has room for")] = None
 
     echo: Annotated[Json, neutral(False, text="use continue_final_message")] = None
+    add_special_tokens: Annotated[Json, neutral(False, text="the template writes BOS itself")] = None
+    include_reasoning: Annotated[Json, neutral(True, text="reasoning is part of the text")] = None
+    separate_reasoning: Annotated[Json, neutral(True, False, text="there is no reasoning parser")] = None
+    stream_reasoning: Annotated[Json, neutral(True, False, text="there is no reasoning parser")] = None
     store: Annotated[Json, neutral(False, text="answers are not stored")] = None
     tools: Annotated[Json, neutral([], text="tool calls are not implemented")] = None
     tool_choice: Annotated[Json, neutral("none", "auto", text="tool calls are not implemented")] = None
