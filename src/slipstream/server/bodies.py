@@ -20,7 +20,9 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Base of all bodies: an unknown field is an error that names it."""
 
 
-_STOP: dict[str, Any] = {"minLength": 1, "maxItems": 16}
+_STOP_LENGTH = {"minLength": 1, "maxLength": 1024}
+_STOP: dict[str, Any] = {**_STOP_LENGTH, "maxItems": 16, "items": _STOP_LENGTH}
+_MANY: dict[str, Any] = {"maxItems": 1024}
 _PART = {
     "type": "object",
     "required": ["type", "text"],
@@ -37,11 +39,13 @@ _MESSAGES: dict[str, Any] = {
     }
 }
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_IDS_OR_LISTS: dict[str, Any] = {"anyOf": [_IDS, {"type": "array", "items": _IDS, "minItems": 1}, {"type": "null"}]}
+_IDS_OR_LISTS: dict[str, Any] = {
+    "anyOf": [_IDS, {"type": "array", "items": _IDS, "minItems": 1, **_MANY}, {"type": "null"}]
+}
 _PROMPTS: dict[str, Any] = {
     "anyOf": [
         {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, **_MANY},
         *_IDS_OR_LISTS["anyOf"][:2],
     ]
 }
@@ -63,7 +67,9 @@ class Sampling(Body):
     ] = None
     stream: Annotated[Switch, implemented("answer in server-sent events")] = None
     stream_options: Annotated[StreamOptions | None, implemented("with `stream` only")] = None
-    stop: Annotated[str | list[str] | None, implemented("up to 16 strings that end the output", _STOP)] = None
+    stop: Annotated[
+        str | list[str] | None, implemented("up to 16 strings, of up to 1,024 characters, that end the output", _STOP)
+    ] = None
     temperature: Annotated[Number, implemented("0 or more; 0: greedy", between(0))] = None
     top_p: Annotated[Number, implemented("in (0, 1]", between(0, 1, above=True))] = None
     frequency_penalty: Annotated[Number, implemented("in [-2, 2]", between(-2, 2))] = None
@@ -78,11 +84,11 @@ class Sampling(Body):
     typical_p: Annotated[Number, implemented("in (0, 1]", between(0, 1, above=True))] = None
     repetition_penalty: Annotated[Number, implemented("above 0", between(0, above=True))] = None
     min_tokens: Annotated[Whole, implemented("no end before so many tokens", between(0))] = None
-    stop_token_ids: Annotated[list[int] | None, implemented("tokens that end the output")] = None
+    stop_token_ids: Annotated[list[int] | None, implemented("up to 1,024 tokens that end the output", _MANY)] = None
     include_stop_str_in_output: Annotated[Switch, implemented("keep the text that ended the output")] = None
     ignore_eos: Annotated[Switch, implemented("go on after the model's end of text")] = None
     skip_special_tokens: Annotated[Switch, implemented("leave control tokens out of the text; default true")] = None
-    bad_words: Annotated[list[str] | None, implemented("words that must not be generated")] = None
+    bad_words: Annotated[list[str] | None, implemented("up to 1,024 words that must not be generated", _MANY)] = None
     allowed_token_ids: Annotated[list[int] | None, implemented("the only tokens that may be generated")] = None
     prompt_logprobs: Annotated[Whole, implemented("alternatives per prompt token, 0 to 20 (vLLM)", between(0, 20))] = (
         None
@@ -126,8 +132,10 @@ class ChatBody(Sampling, kw_only=True):
 
     add_generation_prompt: Annotated[Switch, implemented("begin the assistant's answer; default true")] = None
     continue_final_message: Annotated[Switch, implemented("go on within the last message")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, implemented("further variables of the template")] = None
-    documents: Annotated[list[dict[str, Any]] | None, implemented("documents for templates that take them")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, implemented("further variables that the template reads")] = (
+        None
+    )
+    documents: Annotated[list[dict[str, Any]] | None, implemented("documents, if the template reads them")] = None
 
     metadata: Annotated[dict[str, Any] | None, advisory("ignored")] = None
     service_tier: Annotated[Text, advisory("ignored; there is one tier")] = None
@@ -194,8 +202,10 @@ class GenerateSampling(Body):
     frequency_penalty: Annotated[Number, implemented("in [-2, 2]", between(-2, 2))] = None
     presence_penalty: Annotated[Number, implemented("in [-2, 2]", between(-2, 2))] = None
     repetition_penalty: Annotated[Number, implemented("above 0", between(0, above=True))] = None
-    stop: Annotated[str | list[str] | None, implemented("up to 16 strings that end the output", _STOP)] = None
-    stop_token_ids: Annotated[list[int] | None, implemented("tokens that end the output")] = None
+    stop: Annotated[
+        str | list[str] | None, implemented("up to 16 strings, of up to 1,024 characters, that end the output", _STOP)
+    ] = None
+    stop_token_ids: Annotated[list[int] | None, implemented("up to 1,024 tokens that end the output", _MANY)] = None
     no_stop_trim: Annotated[Switch, implemented("keep the text that ended the output")] = None
     ignore_eos: Annotated[Switch, implemented("go on after the model's end of text")] = None
     skip_special_tokens: Annotated[Switch, implemented("leave control tokens out of the text; default true")] = None
@@ -214,7 +224,7 @@ class GenerateSampling(Body):
 class GenerateBody(Body):
     """POST /generate, as SGLang has it"""
 
-    text: Annotated[str | list[str] | None, implemented("a prompt or a list of prompts")] = None
+    text: Annotated[str | list[str] | None, implemented("a prompt or a list of up to 1,024 prompts", _MANY)] = None
     input_ids: Annotated[list[Any] | None, implemented("token ids in place of text", schema=_IDS_OR_LISTS)] = None
     sampling_params: Annotated[
         GenerateSampling | list[GenerateSampling] | None, implemented("for all prompts, or one for each")
@@ -223,7 +233,10 @@ class GenerateBody(Body):
     return_logprob: Annotated[bool | list[bool] | None, implemented("report log-probabilities")] = None
     logprob_start_len: Annotated[
         int | list[int] | None,
-        implemented("prompt tokens from here on are reported too; -1: none of them; with `return_logprob`"),
+        implemented(
+            "prompt tokens from here on are reported too, in a stream in each choice's first and last events; "
+            "-1: none of them; with `return_logprob`"
+        ),
     ] = None
     top_logprobs_num: Annotated[
         int | list[int] | None, implemented("alternatives per token, 0 to 20; with `return_logprob`")
@@ -253,7 +266,9 @@ class TokenizeBody(Body):
     return_token_strs: Annotated[Switch, implemented("add each token's text")] = None
     add_generation_prompt: Annotated[Switch, implemented("begin the assistant's answer; default true")] = None
     continue_final_message: Annotated[Switch, implemented("go on within the last message")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, implemented("further variables of the template")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, implemented("further variables that the template reads")] = (
+        None
+    )
     tools: Annotated[Json, neutral([], text="tool calls are not implemented")] = None
     chat_template: Annotated[Json, neutral(text="set when the server is started")] = None
 
