@@ -216,10 +216,10 @@ def test_a_process_that_hangs_while_it_loads_is_replaced(server: Serving, monkey
     until(lambda: worker.pid != pid)
     os.kill(worker.pid, signal.SIGSTOP)
     stopped = worker.pid
-    until(lambda: worker.pid != stopped, 60)
+    until(lambda: worker.pid != stopped, seconds=60)
     stream.close()
     whole.close()
-    until(lambda: ready(server), 60)
+    until(lambda: ready(server), seconds=60)
     assert fetch(server.url, COMPLETIONS, BODY).status == 200
 
 

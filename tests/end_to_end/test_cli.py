@@ -81,12 +81,12 @@ def test_chat_by_pipe():
     ("arguments", "code", "message"),
     [
         (["generate", "x", "--model", "/no/such.gguf"], 1, "/no/such.gguf"),
-        (["generate", "x", "--max-tokens", "-1"], 2, "max_tokens"),
-        (["generate", "x", "--max-model-len", "999999"], 2, "max_model_len 999999 is more than"),
+        (["generate", "x", "--max-tokens", "-1"], 2, "--max-tokens must be"),
+        (["generate", "x", "--max-model-len", "999999"], 2, "--max-model-len 999999 is more than"),
         (["generate", "word " * 300, "--max-model-len", "100"], 2, "context"),
-        (["generate", "x", "--page-size", "33"], 2, "page_size"),
-        (["generate", "x", "--cache-memory", "1kB"], 2, "cache_memory"),
-        (["generate", "x", "--stop-token-ids", "999999"], 2, "stop_token_ids"),
+        (["generate", "x", "--page-size", "33"], 2, "--page-size must be"),
+        (["generate", "x", "--cache-memory", "1kB"], 2, "--cache-memory"),
+        (["generate", "x", "--stop-token-ids", "999999"], 2, "--stop-token-ids must be"),
     ],
 )
 def test_errors(arguments, code, message):

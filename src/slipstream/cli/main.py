@@ -55,9 +55,11 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. -> exit code: 0, 1 (it failed), 2 (bad input or setting), 130 (interrupted)."""
     debug = env_value("debug") == "1"
+    logger = logging.getLogger("slipstream")
+    level = logger.level
     if not debug:
         # The engine logs what it also raises; one sentence is enough.
-        logging.getLogger("slipstream").setLevel(logging.CRITICAL + 1)
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         code = app(list(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
         sys.stdout.flush()
@@ -72,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _explain(error)
+    finally:
+        logger.setLevel(level)
 
 
 def _explain(error: Exception) -> int:

@@ -53,7 +53,9 @@ class OutputCollector:
         choice.text += delta.text
         choice.token_ids.extend(delta.token_ids)
         if delta.logprobs is not None:
-            choice.logprobs = (choice.logprobs or []) + delta.logprobs
+            if choice.logprobs is None:
+                choice.logprobs = []
+            choice.logprobs += delta.logprobs
             added = sum(entry[token].logprob for entry, token in zip(delta.logprobs, delta.token_ids, strict=True))
             choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + added
         choice.finish_reason = delta.finish_reason
