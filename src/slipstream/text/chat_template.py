@@ -277,6 +277,7 @@ def _variables_of(tree: jinja2.nodes.Template) -> frozenset[str]:
     class Tracking(environment.code_generator_class, TrackingCodeGenerator):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
             TrackingCodeGenerator.__init__(self, environment)
+            self.optimizer = None
 
     tracking = Tracking()
     tracking.visit(tree)
