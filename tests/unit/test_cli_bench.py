@@ -88,16 +88,16 @@ def test_shapes_that_cannot_be_measured(shape):
 def test_foreign_load_is_what_others_used(monkeypatch, tmp_path):
     stat = tmp_path / "stat"
     monkeypatch.setattr(foreign_load, "_STAT", stat)
-    monkeypatch.setattr(foreign_load.os, "sched_getaffinity", lambda _: {0, 2}, raising=False)
     clock = iter([100.0, 110.0])
     own = iter([5.0, 9.0])
-    monkeypatch.setattr(foreign_load.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(
-        foreign_load.os,
-        "times",
-        lambda: SimpleNamespace(user=next(own), system=0.0, children_user=0.0, children_system=0.0),
+    # The module's own names are replaced: other threads go on using the clock.
+    monkeypatch.setattr(foreign_load, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    fake = SimpleNamespace(
+        sched_getaffinity=lambda _: {0, 2},
+        times=lambda: SimpleNamespace(user=next(own), system=0.0, children_user=0.0, children_system=0.0),
+        sysconf=lambda _: 100,
     )
-    monkeypatch.setattr(foreign_load.os, "sysconf", lambda _: 100)
+    monkeypatch.setattr(foreign_load, "os", fake)
     stat.write_text("cpu 9 9 9 9\ncpu0 0 0 0 500 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0 0 0\n")
     load = ForeignLoad()
     # 10 s of two CPUs: 4 s busy on one, 6 s on the other, of which 4 s are its own; cpu1 is not ours.
