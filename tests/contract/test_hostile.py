@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from doubles.engines import check_idle
-from doubles.raw_clients import COMPLETIONS, Client, fetch
+from doubles.raw_clients import COMPLETIONS, Client, fetch, until
 from doubles.served import ServedModel, Serving, serving
 from slipstream.core.config import EngineConfig
 from slipstream.server import app, logs, middleware
@@ -27,13 +27,6 @@ def server() -> Iterator[Serving]:
     with serving(ServedModel(step_ms=5, config=config), max_body_size=2**20) as running:
         yield running
         check_idle(running.engine)
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def connect(server: Serving) -> socket.socket:
@@ -63,7 +56,7 @@ def test_a_client_that_leaves_with_requests_waiting_behind_is_noticed(
     connection.sendall(behind)
     time.sleep(0.05)
     connection.close()
-    until(lambda: server.engine.stats.finished["abort"] == aborted + 1, 1.5)
+    until(lambda: server.engine.stats.finished["abort"] == aborted + 1, seconds=1.5)
     assert not server.engine.has_work
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from doubles.engines import check_idle
+from doubles.raw_clients import until
 from doubles.served import ServedModel, Serving, serving
 from slipstream.server import middleware, text_routes
 from slipstream.text.tokenizer import Tokenizer
@@ -96,14 +96,6 @@ def test_all_bodies_together_have_a_limit(server: Serving, monkeypatch: pytest.M
     for connection in holding:
         connection.close()
     until(lambda: send() == 200)
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for something that takes the server a moment to notice."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])

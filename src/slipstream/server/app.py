@@ -160,19 +160,21 @@ def _generation_routes(app: FastAPI, service: Service) -> None:
 
 
 def _text_routes(app: FastAPI, service: Service) -> None:
+    async def converted(
+        request: Request, kind: type[TokenizeBody] | type[DetokenizeBody], convert: Callable[..., Any]
+    ) -> Response:
+        engine = service.engine()
+        body = await read(service, request, kind)
+        service.model(body.model)
+        return json_response(await prepared(service, convert, engine.inputs, body))
+
     @app.post("/tokenize", tags=["Tokenizer"], summary="Token ids of a text or a conversation")
     async def tokenize(request: Request) -> Response:
-        engine = service.engine()
-        body = await read(service, request, TokenizeBody)
-        service.model(body.model)
-        return json_response(await prepared(service, text_routes.tokenize, engine.inputs, body))
+        return await converted(request, TokenizeBody, text_routes.tokenize)
 
     @app.post("/detokenize", tags=["Tokenizer"], summary="The text of token ids")
     async def detokenize(request: Request) -> Response:
-        engine = service.engine()
-        body = await read(service, request, DetokenizeBody)
-        service.model(body.model)
-        return json_response(await prepared(service, text_routes.detokenize, engine.inputs, body))
+        return await converted(request, DetokenizeBody, text_routes.detokenize)
 
     @app.get("/tokenizer_info", tags=["Tokenizer"], summary="Special tokens and the chat template")
     async def tokenizer_info() -> Response:
