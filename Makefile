@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+NATIVE := $(VENV)/.native
+NATIVE_SOURCES := $(wildcard src/slipstream/kernels/cpu/*.cpp src/slipstream/kernels/cpu/*.h)
 
 .PHONY: install serve test test-fast soak lint types format check clean screenshots fuzz
 
-install: $(STAMP)
+install: $(STAMP) $(NATIVE)
 
 $(STAMP): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +18,11 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	# Read by a test for the chat templates that it holds; it is never imported, so what it depends on is left out.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "trl==1.16.0"
 	@touch $(STAMP)
+
+# The native library beside its sources. Without a C++ compiler this says so and goes on.
+$(NATIVE): $(STAMP) setup.py $(NATIVE_SOURCES)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $(NATIVE)
 
 # Fetches the default model where it is missing, serves it, and prints where. ARGS adds flags: make serve ARGS="--port 9000".
 serve: install

@@ -39,6 +39,11 @@ def env_value(setting: str) -> str | None:
     return os.environ.get(env_name(setting))
 
 
+def native_isa() -> str | None:
+    """SLIPSTREAM_NATIVE_ISA: a lower instruction set than the processor's best for the native step, for tests."""
+    return env_value("native_isa") or None
+
+
 def keep_tokenizers_serial() -> None:
     """Keep the tokenizers library from using threads of its own, unless the user has set it to."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
