@@ -58,10 +58,14 @@ class Client:
         self.inputs = make_inputs(model)
         self.worker = EngineWorker(lambda: self.engine, max_queue=max_queue)
         self.updates: dict[str, queue.SimpleQueue[RequestUpdate]] = {}
+        self.received: dict[str, list[int]] = {}
+        """Tokens in each update."""
         self.sink = self._sink
 
     def _sink(self, updates: Any) -> None:
         for update in updates:
+            tokens = sum(len(delta.token_ids) for delta in update.deltas)
+            self.received.setdefault(update.request.id, []).append(tokens)
             self.updates[update.request.id].put(update)
 
     def submit(self, name: str, prompt: list[int], **params: Any) -> Request:
@@ -171,6 +175,48 @@ def test_a_failure_outside_of_the_model_fails_all_and_starts_over(monkeypatch: p
     client.submit("next", [1, 2, 3], max_tokens=5)
     assert client.end("next").error is None
     client.idle()
+
+
+def test_what_a_step_did_comes_before_a_failure_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(HashModel())
+    schedule, calls = Scheduler.schedule, [0]
+
+    def failing(self: Scheduler) -> Any:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise KeyError("planted")
+        return schedule(self)
+
+    monkeypatch.setattr(Scheduler, "schedule", failing)
+    client.submit("it", [1, 2, 3], max_tokens=50)
+    assert isinstance(client.end("it").error, EngineDeadError)
+    assert client.received["it"] == [1, 1, 1, 0]
+    client.idle()
+
+
+def test_what_a_step_did_comes_before_the_abort(gated: tuple[Client, GatedModel]) -> None:
+    client, model = gated
+    model.open = False
+    client.submit("it", [1, 2, 3], max_tokens=50)
+    for _ in range(3):
+        assert model.entered.acquire(timeout=WAIT)
+        model.permits.release()
+    assert model.entered.acquire(timeout=WAIT)
+    client.worker.abort("it")
+    model.permits.release()
+    assert finish(client.end("it")) == ["abort"]
+    assert client.received["it"] == [1, 1, 1, 1, 0]
+    client.idle()
+
+
+def test_a_step_is_handed_over_before_the_next_one_runs(gated: tuple[Client, GatedModel]) -> None:
+    client, model = gated
+    model.open = False
+    client.submit("it", [1, 2, 3], max_tokens=50)
+    for step in range(5):
+        assert model.entered.acquire(timeout=WAIT)
+        assert client.received.get("it", []) == [1] * step
+        model.permits.release()
 
 
 @pytest.mark.parametrize("stage", ["queued", "prefill", "decode", "choices"])

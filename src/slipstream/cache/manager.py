@@ -14,22 +14,20 @@ from slipstream.core.batch import Int32Array
 class SequencePages:
     """The page table of one sequence: its first `len(nodes)` pages belong to the prefix tree, the others to it alone.
 
-    Entries before `start` were freed behind a sliding window and read 0 (scratch).
+    Entries before `start` were freed behind a sliding window and read 0 (scratch). `table` is another array after
+    every change, so who has copied it need not do so again while it is the same one.
     """
 
-    __slots__ = ("_table", "namespace", "nodes", "num_pages", "released_nodes", "start")
+    __slots__ = ("_table", "namespace", "nodes", "num_pages", "released_nodes", "start", "table")
 
     def __init__(self, namespace: Hashable = None) -> None:
         self.namespace = namespace
         self._table = np.zeros(8, np.int32)
+        self.table: Int32Array = self._table[:0]
         self.num_pages = 0
         self.nodes: list[Node] = []
         self.released_nodes = 0
         self.start = 0
-
-    @property
-    def table(self) -> Int32Array:
-        return self._table[: self.num_pages]
 
     @property
     def num_held(self) -> int:
@@ -41,9 +39,16 @@ class SequencePages:
             self._table = np.concatenate((self._table, np.zeros_like(self._table)))
         self._table[self.num_pages] = page
         self.num_pages += 1
+        self.table = self._table[: self.num_pages]
 
     def replace(self, index: int, page: int) -> None:
         self._table[index] = page
+        self.table = self._table[: self.num_pages]
+
+    def clear(self) -> None:
+        self.nodes = []
+        self.num_pages = self.start = self.released_nodes = 0
+        self.table = self._table[:0]
 
 
 class CacheManager:
@@ -131,8 +136,7 @@ class CacheManager:
         for index in range(max(pages.start, len(pages.nodes)), pages.num_pages):
             self.pool.give_back(int(pages.table[index]))
         self._give_back(self.tree.release(pages.nodes[pages.released_nodes :]))
-        pages.nodes = []
-        pages.num_pages = pages.start = pages.released_nodes = 0
+        pages.clear()
 
     def reset(self) -> None:
         """Forget all sequences and cached pages, whatever state they are in."""

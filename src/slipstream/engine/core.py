@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from slipstream.cache.manager import CacheManager
@@ -22,6 +22,8 @@ from slipstream.sampling.batch import SamplingBatch
 from slipstream.sampling.state import SequenceSampler
 from slipstream.text.detokenizer import Detokenizer
 from slipstream.text.tokenizer import Tokenizer
+
+_RUNNING = State.RUNNING
 
 
 @dataclass(slots=True)
@@ -76,6 +78,8 @@ class Engine:
             page_size=cache.page_size,
         )
         self.sampling = SamplingBatch(vocab_size)
+        self.before_launch: Callable[[], None] | None = None
+        """Called when all is ready for the device: what it does or wakes up runs while the device works."""
         self._active: dict[str, _Active] = {}
         self._order = itertools.count()
 
@@ -132,20 +136,21 @@ class Engine:
             return []
         shape = self.scheduler.shape_of(plan)
         self._fill(plan)
-        launched = time.perf_counter()
+        if self.before_launch is not None:
+            self.before_launch()
         try:
-            result = self.runner.collect(self.runner.launch(self.batch, self.sampling))
+            handle = self.runner.launch(self.batch, self.sampling)
+            result = self.runner.collect(handle)
         except Exception as error:
             self.stats.failed_steps += 1
             dead = EngineDeadError(f"a step of the engine failed: {type(error).__name__}: {error}")
             dead.__cause__ = error
             return self._fail(plan, dead)
-        collected = time.perf_counter()
         updates = self._absorb(plan, result)
-        done = time.perf_counter()
-        self.scheduler.costs.observe(shape, (collected - launched) * 1e3)
+        self.scheduler.costs.observe(shape, handle.device_s * 1e3)
         self.stats.preemptions = self.scheduler.num_preemptions
-        self.stats.observe_step(self.batch.num_rows, done - started, done - started - (collected - launched))
+        took = time.perf_counter() - started
+        self.stats.observe_step(self.batch.num_rows, took, took - handle.device_s)
         return updates
 
     def fail_all(self, error: SlipstreamError) -> list[RequestUpdate]:
@@ -190,27 +195,28 @@ class Engine:
         batch, sampling = self.batch, self.sampling
         batch.clear()
         sampling.clear()
-        now = time.monotonic()
         for work in plan:
-            sequence = work.sequence
-            metrics = sequence.request.metrics
-            if metrics.first_scheduled_time is None:
-                metrics.first_scheduled_time = now
-                self.stats.queue.observe(now - metrics.arrival_time)
-            start, end = sequence.computed, sequence.computed + work.rows
+            sequence, rows = work.sequence, work.rows
+            request, tokens = sequence.request, sequence.tokens
+            if request.metrics.first_scheduled_time is None:
+                now = request.metrics.first_scheduled_time = time.monotonic()
+                self.stats.queue.observe(now - request.metrics.arrival_time)
+            start = sequence.computed
+            end = start + rows
             number = batch.add_sequence(sequence.pages.table, end)
-            samples = end == len(sequence.tokens) and sequence.request.max_tokens > 0
+            samples = end == len(tokens) and request.max_tokens > 0
             wants: bool | list[bool] = samples
-            if work.rows > 1 or sequence.wants_scores:
-                wants = [False] * work.rows
+            if rows > 1:
+                wants = [False] * rows
                 wants[-1] = samples
-            if sequence.wants_scores and isinstance(wants, list):
+            if sequence.prompt_logprobs is not None and sequence.wants_scores:
+                wants = wants if isinstance(wants, list) else [wants]
                 for token_at in self._scored(sequence, start, end):
                     wants[token_at - 1 - start] = True
-                    sequence.sampler.write_score_row(sampling, sequence.tokens[token_at])
-            batch.add_rows(number, sequence.tokens[start:end], start, wants_logits=wants)
+                    sequence.sampler.write_score_row(sampling, tokens[token_at])
+            batch.add_rows(number, tokens[start:end], start, wants_logits=wants)
             if samples:
-                sequence.sampler.write_row(sampling, (), len(sequence.tokens))
+                sequence.sampler.write_row(sampling, (), end)
 
     @staticmethod
     def _scored(sequence: Sequence, start: int, end: int) -> range:
@@ -226,11 +232,14 @@ class Engine:
         for work in plan:
             sequence = work.sequence
             request = sequence.request
-            start, end = sequence.computed, sequence.computed + work.rows
-            samples = end == len(sequence.tokens) and request.max_tokens > 0
+            start = sequence.computed
+            end = start + work.rows
             first = row
-            row += (len(self._scored(sequence, start, end)) if sequence.wants_scores else 0) + samples
-            if sequence.state is not State.RUNNING:
+            if end == len(sequence.tokens) and request.max_tokens > 0:
+                row += 1
+            if sequence.prompt_logprobs is not None and sequence.wants_scores:
+                row += len(self._scored(sequence, start, end))
+            if sequence.state is not _RUNNING:
                 continue
             update = updates.get(request.id)
             if update is None:
@@ -258,14 +267,16 @@ class Engine:
                 logprobs = self._logprobs(result, row, sequence.tokens[token_at], request.params.prompt_logprobs or 0)
                 sequence.prompt_logprobs.append(logprobs)
                 row += 1
+        tokens = sequence.tokens
         if start < sequence.prompt_len <= end and not sequence.num_output:
             self.stats.prompt_tokens += sequence.prompt_len
             self.stats.cached_prompt_tokens += sequence.num_cached_tokens or 0
-        samples = end == len(sequence.tokens)
         sequence.computed = end
-        self.cache.commit(sequence.pages, sequence.tokens, end)
-        self.cache.free_behind_window(sequence.pages, end)
-        if not samples:
+        cache = self.cache
+        cache.commit(sequence.pages, tokens, end)
+        if cache.window:
+            cache.free_behind_window(sequence.pages, end)
+        if end != len(tokens):
             return
         if request.max_tokens == 0:
             self._end(sequence, ChoiceDelta(sequence.index, self._echo(sequence), finish_reason="length"), update)
@@ -279,21 +290,22 @@ class Engine:
         self, sequence: Sequence, token: int, result: StepResult, row: int, update: RequestUpdate, now: float
     ) -> None:
         """Add a sampled token to a sequence, with its text, and see whether it ends it."""
-        request, params = sequence.request, sequence.request.params
-        delta = ChoiceDelta(sequence.index, token_ids=[token])
-        if not sequence.num_output:
-            delta.text = self._echo(sequence)
+        request, stats = sequence.request, self.stats
+        params, metrics = request.params, request.metrics
+        delta = ChoiceDelta(sequence.index, "", [token])
         sequence.tokens.append(token)
         sequence.sampler.commit((token,))
         if params.logprobs is not None:
             delta.logprobs = [self._logprobs(result, row, token, params.logprobs)]
-        if request.metrics.first_token_time is None:
-            request.metrics.first_token_time = now
-            self.stats.time_to_first_token.observe(now - request.metrics.arrival_time)
-        if sequence.last_token_time is not None:
-            self.stats.inter_token.observe(now - sequence.last_token_time)
-        sequence.last_token_time = request.metrics.last_token_time = now
-        self.stats.output_tokens += 1
+        if metrics.first_token_time is None:
+            metrics.first_token_time = now
+            stats.time_to_first_token.observe(now - metrics.arrival_time)
+        if sequence.last_token_time is None:
+            delta.text = self._echo(sequence)
+        else:
+            stats.inter_token.observe(now - sequence.last_token_time)
+        sequence.last_token_time = metrics.last_token_time = now
+        stats.output_tokens += 1
 
         finish, stop_reason = self._ended_by(sequence, token)
         text = self._text(sequence, token, hidden=finish == "stop" and not params.include_stop_str_in_output)
@@ -302,23 +314,24 @@ class Engine:
             if matched is not None:
                 finish, stop_reason = "stop", matched
         delta.text += text
-        delta.finish_reason, delta.stop_reason = finish, stop_reason
-        if delta.finish_reason is None:
+        if finish is None:
             update.deltas.append(delta)
             return
+        delta.finish_reason, delta.stop_reason = finish, stop_reason
         if not isinstance(delta.stop_reason, str):
             delta.text += self._rest_of_text(sequence, delta)
         self._end(sequence, delta, update)
 
     def _ended_by(self, sequence: Sequence, token: int) -> tuple[str | None, int | str | None]:
         """Finish and stop reason if the token that was just added ends the sequence."""
-        params = sequence.request.params
-        if sequence.num_output >= params.min_tokens:
+        request = sequence.request
+        params, num_output = request.params, len(sequence.tokens) - sequence.prompt_len
+        if num_output >= params.min_tokens:
             if token in self.eos_ids and not params.ignore_eos:
                 return "stop", None
             if token in sequence.sampler.stop_token_ids:
                 return "stop", token
-        return ("length" if sequence.num_output >= sequence.request.max_tokens else None), None
+        return ("length" if num_output >= request.max_tokens else None), None
 
     @staticmethod
     def _text(sequence: Sequence, token: int, *, hidden: bool) -> str:
@@ -371,7 +384,7 @@ class Engine:
         if first.prompt_logprobs is not None and not active.scored and not first.wants_scores:
             active.scored = True
             update.prompt_logprobs = first.prompt_logprobs
-        if all(sequence.state is State.FINISHED for sequence in active.sequences):
+        if update.deltas and all(sequence.state is State.FINISHED for sequence in active.sequences):
             update.finished = True
             self._forget(active, update.deltas[-1].finish_reason or "stop")
         return update

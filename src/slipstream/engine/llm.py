@@ -33,10 +33,20 @@ class LLM:
 
     def __init__(self, model: str = "", *, progress: Progress | None = None, **settings: Any) -> None:
         config = EngineConfig.from_mapping({"model": model, **settings})
+        self._start(lambda: load_engine(config, progress))
+
+    @classmethod
+    def over(cls, load: Callable[[], LoadedEngine]) -> LLM:
+        """An LLM around what `load` makes in the engine's thread; what it raises is raised here."""
+        llm = cls.__new__(cls)
+        llm._start(load)
+        return llm
+
+    def _start(self, load: Callable[[], LoadedEngine]) -> None:
         self.loaded: LoadedEngine
 
         def build() -> Engine:
-            self.loaded = load_engine(config, progress)
+            self.loaded = load()
             return self.loaded.engine
 
         self._worker = EngineWorker(build)
@@ -113,15 +123,15 @@ class LLM:
         self.shutdown()
 
     def _run(self, requests: list[Request], on_update: OnUpdate | None) -> list[RequestOutput]:
-        updates: queue.SimpleQueue[Sequence[RequestUpdate]] = queue.SimpleQueue()
+        news = _News(at_once=on_update is not None)
         collectors = {request.id: OutputCollector(request) for request in requests}
         open_ids = set(collectors)
         try:
-            sink = updates.put
+            sink = news.put
             for request in requests:
                 self._worker.submit(request, sink, bounded=False)
             while open_ids:
-                for update in self._next(updates):
+                for update in self._next(news):
                     if update.finished:
                         open_ids.discard(update.request.id)
                     collectors[update.request.id].add(update)
@@ -132,14 +142,46 @@ class LLM:
                 self._worker.abort(request_id)
         return [collectors[request.id].output for request in requests]
 
-    def _next(self, updates: queue.SimpleQueue[Sequence[RequestUpdate]]) -> Sequence[RequestUpdate]:
-        """Wait for a step's updates, but not for an engine that is gone."""
+    def _next(self, news: _News) -> Sequence[RequestUpdate]:
+        """Wait for updates, but not for an engine that is gone."""
         while True:
-            try:
-                return updates.get(timeout=5.0)
-            except queue.Empty:
-                if not self._worker.alive:
-                    raise EngineDeadError("the engine's thread has ended") from None
+            updates = news.get(timeout=5.0)
+            if updates:
+                return updates
+            if not self._worker.alive:
+                raise EngineDeadError("the engine's thread has ended")
+
+
+class _News:
+    """Updates on their way from the engine's thread to the caller's.
+
+    A thread that wakes up for every token takes a core, and the interpreter lock, from the step. Where nobody looks at
+    tokens as they come, it wakes up when something has ended or `SOME` updates have come together; that many are taken
+    in faster than a step takes.
+    """
+
+    SOME = 64
+
+    def __init__(self, *, at_once: bool) -> None:
+        self._waiting: list[RequestUpdate] = []
+        self._some = 1 if at_once else self.SOME
+        self._wake: queue.SimpleQueue[list[RequestUpdate]] = queue.SimpleQueue()
+
+    def put(self, updates: Sequence[RequestUpdate]) -> None:
+        """Called in the engine's thread."""
+        waiting = self._waiting
+        waiting += updates
+        if len(waiting) < self._some and not any(update.finished for update in updates):
+            return
+        self._waiting = []
+        self._wake.put(waiting)
+
+    def get(self, timeout: float) -> Sequence[RequestUpdate]:
+        """The next updates; none when `timeout` seconds have passed."""
+        try:
+            return self._wake.get(timeout=timeout)
+        except queue.Empty:
+            return ()
 
 
 def _per_prompt(params: Params, count: int) -> Sequence[SamplingParams | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -22,9 +23,9 @@ class Step(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
-    """Per row that wanted logits, in row order; see `ops.sample` for what the arrays hold."""
+    """Per row that wanted logits, in row order; see `ops.sample` for what the arrays hold. Good until the next step."""
 
     tokens: NDArray[np.int64]
     logprobs: NDArray[np.float32]
@@ -33,14 +34,31 @@ class StepResult:
     ranks: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+class Sampler(Protocol):
+    """Draws tokens for the rows of a step, as `slipstream.ops.sample` does."""
+
+    def sample(self, logits: Tensor, sampling: SamplingBatch) -> StepResult:
+        """`logits` [R, V] float32 with R = len(sampling), rows one after the other in memory."""
+        ...
+
+
+class OpSampler:
+    """The op `slipstream::sample`, whatever runs it on the logits' device."""
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, sampling: SamplingBatch) -> StepResult:
+        return StepResult(*(output.numpy() for output in sampling.sample(logits)))
+
+
+@dataclass(slots=True)
 class Handle:
-    """A step that was launched."""
+    """A step that was launched. `device_s` is the time for which the host had nothing to do, in seconds."""
 
-    outputs: tuple[Tensor, ...] | None
+    result: StepResult
+    device_s: float
 
 
-_NOTHING = StepResult(
+NOTHING = StepResult(
     np.empty(0, np.int64),
     np.empty(0, np.float32),
     np.empty((0, 0), np.int64),
@@ -50,21 +68,22 @@ _NOTHING = StepResult(
 
 
 class Runner:
-    """The one forward path: prompts, decoding and verification are the same call with other rows."""
+    """The one forward path: prompts, decoding and verification are the same call with other rows.
 
-    def __init__(self, step: Step) -> None:
+    `sampler` None: the op in PyTorch.
+    """
+
+    def __init__(self, step: Step, sampler: Sampler | None = None) -> None:
         self.step = step
+        self.sampler: Sampler = sampler or OpSampler()
 
-    @torch.inference_mode()
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> Handle:
         """Start a step. On this device the work is done when it returns."""
+        begin = perf_counter()
         logits = self.step.run(batch)
-        if not len(sampling):
-            return Handle(None)
-        return Handle(sampling.sample(logits))
+        result = self.sampler.sample(logits, sampling) if len(sampling) else NOTHING
+        return Handle(result, perf_counter() - begin)
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a step and bring its results to the host."""
-        if handle.outputs is None:
-            return _NOTHING
-        return StepResult(*(output.numpy() for output in handle.outputs))
+        return handle.result

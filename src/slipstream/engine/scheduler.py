@@ -22,6 +22,7 @@ MAX_SCORED_ROWS = 64
 """Prompt rows whose logits are wanted, per sequence and step: it bounds the memory of logits."""
 
 _SAFETY = 0.9
+_RUNNING = State.RUNNING
 
 
 @dataclass(slots=True)
@@ -73,21 +74,35 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """The next step's rows; pages for them are reserved. Empty when nothing can run."""
-        self._admit()
+        if self.waiting:
+            self._admit()
         plan: list[Work] = []
-        for sequence in [s for s in self.running if s.remaining == 1]:
-            if sequence.state is State.RUNNING and len(plan) < self.max_rows and self._make_room(sequence, 1):
-                plan.append(Work(sequence, 1))
-        prompts = [s for s in self.running if s.remaining > 1]
+        prompts: list[Sequence] = []
+        preempted = self.num_preemptions
+        page_size = self.cache.page_size
+        for sequence in self.running.copy():
+            computed = sequence.computed
+            remaining = len(sequence.tokens) - computed
+            if remaining > 1:
+                prompts.append(sequence)
+            elif remaining == 1 and sequence.state is _RUNNING and len(plan) < self.max_rows:
+                room = computed < sequence.pages.num_pages * page_size or self._make_room(sequence, 1)
+                if room:
+                    plan.append(Work(sequence, 1))
         if prompts and len(plan) < self.max_rows:
-            self._add_prompts(plan, prompts)
-        # Making room for one may have preempted another that was planned before.
-        return [work for work in plan if work.sequence.state is State.RUNNING]
+            self._add_prompts(plan, [sequence for sequence in prompts if sequence.state is _RUNNING])
+        if self.num_preemptions == preempted:
+            return plan
+        # Making room for one has preempted another, which may have been planned before.
+        return [work for work in plan if work.sequence.state is _RUNNING]
 
     def shape_of(self, plan: list[Work]) -> StepShape:
         """What the cost model needs to know of a plan."""
-        rows = sum(work.rows for work in plan)
-        attention = sum(attention_units(work.sequence.computed, work.rows) for work in plan)
+        rows = 0
+        attention = 0.0
+        for work in plan:
+            rows += work.rows
+            attention += attention_units(work.sequence.computed, work.rows)
         return StepShape(-(-rows // self.row_tile), attention)
 
     def _admit(self) -> None:
@@ -150,6 +165,8 @@ class Scheduler:
         return sequences[-1] if sequences else None
 
     def _add_prompts(self, plan: list[Work], prompts: list[Sequence]) -> None:
+        if not prompts:
+            return
         shares = self._share(prompts, self._prompt_rows(plan, prompts))
         for sequence, rows in shares:
             if rows == 0 or sequence.state is not State.RUNNING:

@@ -18,7 +18,10 @@ def _tokens() -> Histogram:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counts since the start, and the last step's times in ms. `host_ms` is the step without the runner.
+    """Counts since the start, and the last step's times in ms.
+
+    `host_ms` is the step without the time in which the host had nothing to do: the model's call and the sampling. It
+    holds schedule, fill, handing over what the step before gave, and taking the results in.
 
     Histograms are in seconds and tokens. `finished` counts requests by how they ended: stop, length, abort or error.
     """

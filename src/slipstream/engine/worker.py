@@ -52,6 +52,7 @@ class EngineWorker:
         self._open: dict[str, tuple[Request, Sink]] = {}
         self._stopping = False
         self._busy_since: float | None = None
+        self._updates: Sequence[RequestUpdate] = ()
         ready: Future[Engine] = Future()
         self._thread = threading.Thread(target=self._main, args=(build, ready), name="slipstream-engine", daemon=True)
         self._thread.start()
@@ -142,31 +143,52 @@ class EngineWorker:
             # A model and a vocabulary are hundreds of thousands of objects; walking them stops a step for long.
             gc.collect()
             gc.freeze()
+            self.engine.before_launch = self._flush
             self._run()
 
     def _run(self) -> None:
+        engine = self.engine
         while True:
-            with self._wake:
-                while not (self._inbox or self.engine.has_work or self._stopping):
-                    self._busy_since = None
-                    self._wake.wait()
-                self._busy_since = time.monotonic()
-                entries = list(self._inbox)
-                self._inbox.clear()
-                stopping = self._stopping
-            for entry in entries:
-                self._take(entry)
-            if stopping:
-                self._deliver(self.engine.fail_all(EngineDeadError("the engine has stopped")))
-                self._busy_since = None
-                return
+            if self._inbox or self._stopping or not engine.has_work:
+                self._flush()
+                if not self._take_in():
+                    return
+            self._busy_since = time.monotonic()
             try:
-                updates = self.engine.step()
+                updates = engine.step()
             except Exception as error:
                 logger.exception("the engine failed outside of a model step")
                 dead = EngineDeadError(f"the engine failed: {type(error).__name__}: {error}")
-                updates = self.engine.fail_all(dead)
+                updates = engine.fail_all(dead)
+            self._flush()  # does nothing if the step came to its launch
+            self._updates = updates
+
+    def _flush(self) -> None:
+        """Hand over the updates of the step before.
+
+        While another step follows that is done right before its launch, where this thread gives the interpreter lock
+        away: the receivers could not run sooner, and would only be woken up twice.
+        """
+        if self._updates:
+            updates, self._updates = self._updates, ()
             self._deliver(updates)
+
+    def _take_in(self) -> bool:
+        """Wait until there is something to do and take in what callers want. -> False: stopped."""
+        with self._wake:
+            while not (self._inbox or self.engine.has_work or self._stopping):
+                self._busy_since = None
+                self._wake.wait()
+            self._busy_since = time.monotonic()
+            entries = list(self._inbox)
+            self._inbox.clear()
+            stopping = self._stopping
+        for entry in entries:
+            self._take(entry)
+        if stopping:
+            self._deliver(self.engine.fail_all(EngineDeadError("the engine has stopped")))
+            self._busy_since = None
+        return not stopping
 
     def _take(self, entry: tuple[Request, Sink] | str | Callable[[], None]) -> None:
         if callable(entry):
@@ -195,14 +217,19 @@ class EngineWorker:
         for update in updates:
             if update.error is not None and update.error.__cause__ is not None:
                 logger.error("request %s: %s", update.request.id, update.error, exc_info=update.error.__cause__)
-            _, sink = self._open.get(update.request.id, (None, None))
-            if sink is None:
+            entry = self._open.get(update.request.id)
+            if entry is None:
                 continue
             if update.finished:
                 self._open.pop(update.request.id, None)
-            by_sink.setdefault(id(sink), (sink, []))[1].append(update)
-        for sink, own in by_sink.values():
-            hand_over(sink, own)
+            sink = entry[1]
+            own = by_sink.get(id(sink))
+            if own is None:
+                by_sink[id(sink)] = sink, [update]
+            else:
+                own[1].append(update)
+        for sink, those in by_sink.values():
+            hand_over(sink, those)
 
     def _num_waiting(self) -> int:
         """Requests without a place among the running; each is counted by its first choice."""

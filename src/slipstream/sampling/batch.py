@@ -20,6 +20,7 @@ GREEDY_REALS = (0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0)
 """A row of `Real` columns with every rule off."""
 NO_WHOLES = (0, 0, 0, -1, 0, 0, 0)
 """A row of `Whole` columns with every rule off."""
+_KEY0, _KEY1 = int(Whole.KEY0), int(Whole.KEY1)
 
 SampleArguments = tuple[
     torch.Tensor,
@@ -66,8 +67,11 @@ class SamplingBatch:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.num_top = 0
+        self.num_rows = 0
         self._reals = _Rows((len(Real),), np.float32)
         self._wholes = _Rows((len(Whole),), np.int64)
+        self._written: list[object] = []  # the `reals` and `wholes` that each row was copied from
+        self._make_room()
         self._penalised = _Rows((4,), np.int64)
         self._bias_at = _Rows((2,), np.int64)
         self._bias_value = _Rows((), np.float32)
@@ -75,18 +79,20 @@ class SamplingBatch:
         self._allowed = _Rows((2,), np.int64)
         self._grammar = _Rows((-(-vocab_size // 32),), np.int32, capacity=0)
         self._uses_grammar = False
+        self._uses_lists = False
         self._lists = (self._penalised, self._bias_at, self._bias_value, self._banned, self._allowed)
 
     def __len__(self) -> int:
-        return self._reals.count
+        return self.num_rows
 
     def clear(self) -> None:
         """Forget the rows. Tensors from `tensors()` must no longer be in use."""
-        self._reals.count = self._wholes.count = self._grammar.count = 0
-        for rows in self._lists:
-            rows.count = 0
-        self._uses_grammar = False
-        self.num_top = 0
+        self.num_rows = self.num_top = 0
+        if self._uses_lists:
+            self._grammar.count = 0
+            for rows in self._lists:
+                rows.count = 0
+            self._uses_grammar = self._uses_lists = False
 
     def add_row(
         self,
@@ -96,18 +102,41 @@ class SamplingBatch:
         key: tuple[int, int] = (0, 0),
         num_top: int = 0,
     ) -> int:
-        """Add a row and return its index. `reals` and `wholes` are columns as `Real` and `Whole` name them."""
-        row = self._reals.count
-        self._reals.extend(1)[0] = reals
-        new = self._wholes.extend(1)[0]
-        new[:] = wholes
-        new[Whole.KEY0], new[Whole.KEY1] = key
+        """Add a row and return its index. `reals` and `wholes` are columns as `Real` and `Whole` name them.
+
+        Neither may be changed afterwards: the same two in the same row as in the step before are not copied again.
+        """
+        row = self.num_rows
+        self.num_rows = row + 1
+        written = self._written
+        if 2 * row == len(written):
+            self._make_room()
+        if written[2 * row] is not reals or written[2 * row + 1] is not wholes:
+            self._reals.array[row] = reals
+            self._wholes.array[row] = wholes
+            written[2 * row], written[2 * row + 1] = reals, wholes
+        self._cells[row, _KEY0], self._cells[row, _KEY1] = key
         if num_top > self.num_top:
             self.num_top = num_top
         return row
 
+    def _make_room(self) -> None:
+        """Twice as many rows."""
+        known = len(self._written) // 2
+        for rows in (self._reals, self._wholes):
+            rows.count = known
+            rows.extend(max(known, 64))
+        self._written += [None] * (2 * max(known, 64))
+        self._cells = self._wholes.array.data
+
+    def _set(self, row: int, column: Whole, value: int) -> None:
+        """Change a column that was copied from the row's `wholes`."""
+        self._wholes.array[row, column] = value
+        self._written[2 * row] = None
+
     def add_penalised(self, row: int, entries: IntArray) -> IntArray:
         """Add [N, 3] of (token, times in output, in prompt); returns the [N, 3] view kept here, to be adjusted."""
+        self._uses_lists = True
         new = self._penalised.extend(len(entries))
         new[:, 0] = row
         new[:, 1:] = entries
@@ -121,23 +150,23 @@ class SamplingBatch:
         self._add_tokens(self._banned, row, tokens)
 
     def allow_only(self, row: int, tokens: IntArray | Sequence[int]) -> None:
-        self._wholes.array[row, Whole.ONLY_ALLOWED] = 1
+        self._set(row, Whole.ONLY_ALLOWED, 1)
         self._add_tokens(self._allowed, row, tokens)
 
     def score(self, row: int, token: int) -> None:
         """Have the row report log-probability and rank of `token` instead of the sampled one."""
-        self._wholes.array[row, Whole.SCORE_TOKEN] = token
-        self._wholes.array[row, Whole.WANTS_LOGPROBS] = 1
+        self._set(row, Whole.SCORE_TOKEN, token)
+        self._set(row, Whole.WANTS_LOGPROBS, 1)
 
     def set_grammar(self, row: int, mask: MaskArray) -> None:
         """`mask` [ceil(V / 32)] int32: bit t % 32 of word t // 32 is set if token t may come."""
         self._grammar.extend(max(0, row + 1 - self._grammar.count))
         self._grammar.array[row] = mask
-        self._wholes.array[row, Whole.USES_GRAMMAR] = 1
-        self._uses_grammar = True
+        self._set(row, Whole.USES_GRAMMAR, 1)
+        self._uses_grammar = self._uses_lists = True
 
-    @staticmethod
-    def _add_tokens(rows: _Rows, row: int, tokens: IntArray | Sequence[int]) -> None:
+    def _add_tokens(self, rows: _Rows, row: int, tokens: IntArray | Sequence[int]) -> None:
+        self._uses_lists = True
         new = rows.extend(len(tokens))
         new[:, 0] = row
         new[:, 1] = tokens
@@ -148,6 +177,7 @@ class SamplingBatch:
         if self._uses_grammar:
             self._grammar.extend(len(self) - self._grammar.count)  # rows without a grammar hold anything
             grammar = self._grammar.tensor(device)
+        self._reals.count = self._wholes.count = len(self)
         lists = [rows.tensor(device) for rows in (self._reals, self._wholes, *self._lists)]
         reals, wholes, penalised, bias_at, bias_value, banned, allowed = lists
         return reals, wholes, penalised, bias_at, bias_value, banned, allowed, grammar, self.num_top

@@ -201,7 +201,8 @@ class SequenceSampler:
         if self._counts is not None:
             for token in tokens:
                 self._counts.add(token)
-        self._tail.extend(tokens)
+        if self._bad_words is not None:
+            self._tail.extend(tokens)
 
     def exhausted_by(self) -> tuple[str, ...]:
         """The parameters that together leave no token for the next place; () if they leave one."""
