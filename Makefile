@@ -21,6 +21,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 
 # The native library beside its sources. Without a C++ compiler this says so and goes on.
 $(NATIVE): $(STAMP) setup.py $(NATIVE_SOURCES)
+	rm -f src/slipstream/kernels/cpu/_native*.so  # a build that fails must not leave an older one in use
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $(NATIVE)
 

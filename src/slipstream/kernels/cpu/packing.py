@@ -182,11 +182,9 @@ def _by_block(values: Array, tiles: int) -> Array:
 
 def _split_q5_k(rows: Bytes) -> Parts:
     blocks = _blocks(rows, "Q5_K")
-    bits = np.arange(8, dtype=np.uint8)[:, None]
-    quants: Bytes = (blocks[:, :, None, 16:48] >> bits) & np.uint8(1)
-    quants <<= 4
-    quants |= _nibbles_of_64(np.ascontiguousarray(blocks[:, :, 48:]))
-    quants += _ZERO_POINT
+    bits: Bytes = np.arange(8, dtype=np.uint8)[:, None]
+    high = (blocks[:, :, None, 16:48] >> bits & 1) << 4
+    quants = (_nibbles_of_64(np.ascontiguousarray(blocks[:, :, 48:])) | high) + np.uint8(_ZERO_POINT)
     scales, minima = _six_bits(blocks)
     d = _half(blocks, 0).view(np.float16).astype(np.float32)[:, :, None] * scales.astype(np.float32)
     m = -(_half(blocks, 2).view(np.float16).astype(np.float32)[:, :, None] * minima.astype(np.float32))
