@@ -16,9 +16,9 @@ from doubles.program_interpreter import Interpreter
 from slipstream import ops
 from slipstream.core.batch import StepBatch
 from slipstream.devices.lower import NotLowerable, lower
-from slipstream.devices.program_weights import Stored
 from slipstream.devices.record import Unrecordable, record
 from slipstream.devices.reference_calls import ReferenceCall, needed_inputs
+from slipstream.devices.stored import Stored
 from slipstream.devices.tiled_step import TiledStep
 from slipstream.kernels.cpu.program import Program
 from slipstream.models.decoder import Decoder

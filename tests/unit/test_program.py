@@ -52,11 +52,12 @@ def test_a_text_is_read_back() -> None:
     assert parse(text) == example()
 
 
-@pytest.mark.parametrize("change", ["cut", "header", "number", "size", "word"])
+@pytest.mark.parametrize("change", ["cut", "line", "header", "number", "size", "word"])
 def test_another_text_is_refused(change: str) -> None:
     text = example().text()
     damaged = {
         "cut": text[: len(text) * 2 // 3].rstrip("\n"),
+        "line": "".join(text.splitlines(keepends=True)[:-1]),
         "header": text.replace("program 1", "program 9"),
         "number": text.replace("buffer 1", "buffer 7"),
         "size": text.replace("outputs=20", "outputs=200"),

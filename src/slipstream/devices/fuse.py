@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slipstream.devices.graph import Graph, width_of
-from slipstream.devices.record import ROWS, Call, Value
+from slipstream.devices.record import Call, Value
+from slipstream.kernels.cpu.program import ROWS
 
 
 @dataclass(frozen=True)

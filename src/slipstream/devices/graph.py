@@ -7,7 +7,8 @@ from math import prod
 
 import torch
 
-from slipstream.devices.record import ROWS, Call, Record, Unrecordable, Value
+from slipstream.devices.record import Call, Record, Unrecordable, Value
+from slipstream.kernels.cpu.program import ROWS
 
 ROW_WISE = {"slipstream.rms_norm", "slipstream.linear", "slipstream.silu_mul", "slipstream.moe", "aten.add.Tensor"}
 """Calls whose row of the result needs only that row of what they are given."""

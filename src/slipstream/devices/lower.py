@@ -15,10 +15,11 @@ import torch
 
 from slipstream.devices.fuse import QKV, Fusion, GateUp, Linear, Residual, adds_rows, fuse, linear_of
 from slipstream.devices.graph import Graph, width_of
-from slipstream.devices.program_weights import Stored, Weights
-from slipstream.devices.record import ROWS, Call, Record, Unrecordable, Value
+from slipstream.devices.program_weights import Weights
+from slipstream.devices.record import Call, Record, Unrecordable, Value
 from slipstream.devices.slots import Lifetime, share_slots
-from slipstream.kernels.cpu.program import IN_PLACE, LOGITS, Buffer, Cache, Instruction, Program
+from slipstream.devices.stored import Stored
+from slipstream.kernels.cpu.program import IN_PLACE, LOGITS, ROWS, Buffer, Cache, Instruction, Program
 
 F32, Q8 = "f32", "q8"
 _QUANTISES = ("slipstream.rms_norm", "slipstream.paged_attention", "slipstream.silu_mul")

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from slipstream.devices.graph import Graph
 from slipstream.devices.record import Value
+from slipstream.devices.stored import BUFFER_PREFIX, Stored
 from slipstream.kernels.cpu.kinds import KIND_OF_FORMAT, KINDS, PLAIN_FORMATS
 from slipstream.kernels.cpu.program import Program, Vector, Weight
 
-BUFFER_PREFIX = "buffer."
-"""Begins the names of vectors that are buffers of the model, not tensors of the checkpoint."""
-
 QUANTIZED = {"int8": "q8_0", "int4": "q4_1"}
 """The kind that plain projections get under a `quantization`. The head is int8 in both cases."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor as the checkpoint holds it."""
-
-    name: str
-    form: str
-    shape: tuple[int, ...]
 
 
 class Weights:
@@ -49,7 +37,7 @@ class Weights:
 
     def is_vector(self, value: Value) -> bool:
         """Whether a value is a parameter or buffer of one dimension."""
-        named = value.source is not None and value.source.startswith(("parameter.", "buffer."))
+        named = value.source is not None and value.source.startswith(("parameter.", BUFFER_PREFIX))
         return named and len(value.shape) == 1
 
     def input_kind(self, value: Value) -> str:

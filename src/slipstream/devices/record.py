@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slipstream.kernels.cpu.program import ROWS
 from slipstream.ops.rows import Rows
 
-ROWS = "R"
-"""Stands for the number of rows in a shape."""
 _PRIMES = (4177, 5003, 6007, 7001)
 _PAGES, _PAGE_SIZE, _SEQUENCES, _TABLE = 23, 16, 5, 11
 

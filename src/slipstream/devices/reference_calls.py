@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.devices.record import ROWS
+from slipstream.kernels.cpu.program import ROWS
 
 
 def needed_inputs(references: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_uint8, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from slipstream.core.config import native_isa
 from slipstream.core.errors import ConfigError, SlipstreamError
@@ -160,11 +163,6 @@ class NativeProgram:
         return int(address), row_bytes.value
 
 
-def floats_at(address: int, count: int) -> ctypes.Array[c_float]:
-    """`count` float32 values at `address` as an object that numpy can view; it does not own them."""
-    return (c_float * count).from_address(address)
-
-
-def bytes_at(address: int, count: int) -> ctypes.Array[c_uint8]:
-    """`count` bytes at `address` as an object that numpy can view; it does not own them."""
-    return (c_uint8 * count).from_address(address)
+def floats_at(address: int, count: int) -> npt.NDArray[np.float32]:
+    """`count` float32 values at `address`, without a copy; the array does not own them."""
+    return np.ctypeslib.as_array((c_float * count).from_address(address))

@@ -160,8 +160,7 @@ def _nibbles_of_64(packed: Bytes) -> Bytes:
 
 def _halves(values: Bytes) -> Bytes:
     """Nibble values [.., 32] -> [.., 16] bytes: the first half low, the second half high."""
-    packed: Bytes = values[..., :16] | (values[..., 16:] << 4)
-    return packed
+    return np.bitwise_or(values[..., :16], np.left_shift(values[..., 16:], 4), dtype=np.uint8)
 
 
 def _split_q4_k(rows: Bytes) -> Parts:

@@ -7,6 +7,7 @@
     cache 0 heads=3 width=64 kind=bf16
     # reference 0 {...}
     do embed out=0 weight=0
+    # end
 
 Ids count from 0 in each kind of line. Buffers of equal `slot` share memory. A `do reference` line is never run by the
 library: the caller runs the operator that the comment of that number describes, in JSON, between two segments.
@@ -24,6 +25,10 @@ from slipstream.core.errors import SlipstreamError
 from slipstream.kernels.cpu.kinds import ALIGNMENT, KINDS
 
 HEADER = "slipstream-program 1"
+END = "# end"
+"""The last line: a text that was cut off lacks it."""
+ROWS = "R"
+"""Stands for the number of rows in the shapes of reference calls."""
 LOGITS = -1
 """The `out` of what writes the logits."""
 
@@ -201,7 +206,7 @@ class Program:
             lines.append(f"cache {i} heads={c.heads} width={c.width} kind={c.kind}")
         for i, reference in enumerate(self.references):
             lines.append(f"# reference {i} {json.dumps(reference, sort_keys=True)}")
-        lines += [str(instruction) for instruction in self.code]
+        lines += [*map(str, self.code), END]
         return "\n".join(lines) + "\n"
 
     def _weight_lines(self) -> list[str]:
@@ -217,10 +222,10 @@ class Program:
 def parse(text: str) -> Program:
     """The program that `Program.text` wrote. Raises ProgramError for anything else."""
     lines = text.splitlines()
-    if not lines or lines[0] != HEADER or not text.endswith("\n"):
-        raise ProgramError(f"not a program: the first line must be {HEADER!r}, the last one whole")
+    if len(lines) < 2 or (lines[0], lines[-1]) != (HEADER, END):
+        raise ProgramError(f"not a program: the first line must be {HEADER!r}, the last one {END!r}")
     program = Program()
-    for line in lines[1:]:
+    for line in lines[1:-1]:
         try:
             _read(program, line)
         except (ValueError, KeyError, IndexError, TypeError) as error:

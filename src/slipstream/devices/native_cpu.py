@@ -1,0 +1,134 @@
+"""The CPU with the native step: a model's program over packed weights, run by the native library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from slipstream.core.errors import ConfigError
+from slipstream.devices.cpu_memory import LayerCache, Processor, affinity
+from slipstream.devices.native_step import NativeStep
+from slipstream.devices.packed_file import huge_memory
+from slipstream.devices.program_cache import Options, Prepared, Progress, WeightSource, prepare
+from slipstream.devices.reference_calls import ReferenceCall, needed_inputs
+from slipstream.kernels.cpu.library import NativeLibrary, NativePool, NativeProgram
+
+LEAST_PAGE = 16
+"""Tokens that a page must hold at least."""
+
+
+class NativeCpuDevice(Processor):
+    """This machine's processor, running a model's program. It runs the one model that it was prepared for."""
+
+    row_tile = 1
+    traces = False
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        model: nn.Module,
+        specs: Sequence[LayerCache],
+        source: WeightSource,
+        *,
+        threads: int | None = None,
+        options: Options | None = None,
+        max_rows: int = 512,
+        progress: Progress | None = None,
+    ) -> None:
+        """Prepare the program of `model`, whose parameters stay empty. Raises NotLowerable, Unrecordable, or
+        SlipstreamError when the library refuses the program."""
+        super().__init__(threads, torch.float32)
+        self.library, self.options, self.max_rows = library, options or Options(), max_rows
+        self._model: Any = model
+        self.prepared: Prepared = prepare(model, specs, source, self.options, progress)
+        self._spare: NativeProgram | None = self._new_program()
+        self._pools: dict[int, NativePool] = {}
+        self._references = _reference_calls(self.prepared, model, source)
+        # The step's threads are the library's own; torch's, which spin while they wait, would be in their way.
+        torch.set_num_threads(1)
+
+    def describe(self) -> str:
+        return f"{super().describe()}, native {self.library.describe()}"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step reads: all but tables that only single rows are read of."""
+        program = self.prepared.program
+        only_looked_up = {each.number("weight") for each in program.code if each.name == "embed"}
+        only_looked_up -= {each.number("weight") for each in program.code if each.name == "linear"}
+        return sum(weight.size for number, weight in enumerate(program.weights) if number not in only_looked_up)
+
+    def page_bytes(self, specs: Sequence[LayerCache], page_size: int) -> int:
+        """Bytes that one page takes over all layers."""
+        return sum(_page_bytes(spec, page_size, self.options.cache_kind) for spec in specs)
+
+    def allocate(self, specs: Sequence[LayerCache], pages: int, page_size: int) -> list[Tensor]:
+        """One zeroed cache per layer, flat bytes [pages, bytes of a page]; memory is taken when it is first written."""
+        if page_size < LEAST_PAGE:
+            raise ConfigError(
+                f"page_size must be {LEAST_PAGE} or more with native numerics, not {page_size}", param="page_size"
+            )
+        sizes = [_page_bytes(spec, page_size, self.options.cache_kind) for spec in specs]
+        return [
+            torch.from_numpy(np.frombuffer(huge_memory(pages * size), np.uint8)).view(pages, size) for size in sizes
+        ]
+
+    def compile(self, model: Any, caches: list[Tensor]) -> NativeStep:
+        """The step of the model that this was prepared for, with its caches."""
+        if model is not self._model:
+            raise ValueError("this device was prepared for another model")
+        native, self._spare = self._spare or self._new_program(), None
+        return NativeStep(
+            self.library,
+            self.prepared.program,
+            native,
+            self._pool(self.threads),
+            self.prepared.weights,
+            caches,
+            vocab_size=self._model.vocab_size,
+            references=self._references,
+        )
+
+    @contextmanager
+    def running_on(self, threads: int) -> Iterator[None]:
+        """Steps compiled inside run on so many threads."""
+        before = self.threads
+        self.threads = threads
+        try:
+            yield
+        finally:
+            self.threads = before
+
+    def _pool(self, threads: int) -> NativePool:
+        if threads not in self._pools:
+            self._pools[threads] = NativePool(self.library, threads, affinity())
+        return self._pools[threads]
+
+    def _new_program(self) -> NativeProgram:
+        weights = self.prepared.weights
+        return NativeProgram(self.library, self.prepared.text, weights.address, weights.size, max_rows=self.max_rows)
+
+
+def _page_bytes(spec: LayerCache, page_size: int, kind: str) -> int:
+    if kind == "bf16":
+        return spec.page_elements(page_size) * 2
+    return spec.page_elements(page_size) + spec.kv_heads * 2 * page_size * 4  # int8, and a scale for each key and value
+
+
+def _reference_calls(prepared: Prepared, model: nn.Module, source: WeightSource) -> list[ReferenceCall]:
+    """The operators that torch runs, with the parameters that they need in float32."""
+    inputs: dict[str, Tensor] = {f"buffer.{name}": buffer for name, buffer in model.named_buffers()}
+    stored = source.stored() if prepared.program.references else {}
+    parameters = dict(model.named_parameters())
+    for needed in needed_inputs(prepared.program.references):
+        kind, _, name = needed.partition(".")
+        if kind != "parameter":
+            continue
+        parts = [source.tensor(part.name).float() for part in stored[name]]
+        inputs[needed] = torch.stack(parts) if len(parameters[name].shape) > parts[0].dim() else parts[0]
+    return [ReferenceCall(description, inputs) for description in prepared.program.references]
