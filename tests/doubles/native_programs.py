@@ -207,7 +207,7 @@ class Executor:
 
     def _rows(self, buffer: int, rows: int) -> Bytes:
         address, row_bytes = self.program.buffer(buffer)
-        flat = np.frombuffer(native.bytes_at(address, rows * row_bytes), np.uint8) if rows else np.zeros(0, np.uint8)
+        flat = np.ctypeslib.as_array((ctypes.c_uint8 * (rows * row_bytes)).from_address(address))
         return flat.reshape(rows, row_bytes)
 
     def write(self, buffer: int, value: Value) -> None:
