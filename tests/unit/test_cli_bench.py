@@ -11,6 +11,7 @@ from slipstream.cli.bench_latency import Latency, Run, Shape, bytes_per_step, sp
 from slipstream.core.errors import ConfigError
 from slipstream.devices import foreign_load
 from slipstream.devices.foreign_load import ForeignLoad
+from slipstream.engine.build import read_in_a_step
 
 
 def test_spread():
@@ -73,7 +74,8 @@ class _Weight:
 @pytest.mark.parametrize("tied", [True, False])
 def test_bytes_of_a_step(tied):
     device = SimpleNamespace(page_bytes=lambda specs, size: sum(s.page_elements(size) for s in specs) * 4)
-    llm = SimpleNamespace(loaded=SimpleNamespace(model=_Model(tied), device=device))
+    model = _Model(tied)
+    llm = SimpleNamespace(loaded=SimpleNamespace(model=model, device=device, weight_bytes=read_in_a_step(model)))
     weights = 1100 * 4  # the table of a tied model is its head; an untied one is only looked up
     per_token = 2 * 8 * 2 * 4
     assert bytes_per_step(llm, Shape(10, 4, 3)) == weights + 3 * per_token * (12 + 4)

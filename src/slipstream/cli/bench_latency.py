@@ -157,17 +157,12 @@ def token_times(run: Callable[[Callable[[RequestUpdate], None]], object]) -> lis
 def bytes_per_step(llm: LLM, shape: Shape) -> float:
     """Bytes that a decoding step has to read: the weights once, and each sequence's keys and values.
 
-    Of an untied embedding table only single rows are read, so it is left out. All experts of a layer are counted, which
-    is an upper bound. Keys and values are taken at the mean context of the decoding phase.
+    Keys and values are taken at the mean context of the decoding phase.
     """
     model, device = llm.loaded.model, llm.loaded.device
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    head, table = getattr(model, "lm_head", None), getattr(model, "embed_tokens", None)
-    if head is not None and table is not None:
-        weights -= table.weight.numel() * table.weight.element_size()
     context = shape.input_len + shape.output_len / 2
     cache = 0.0
     for spec in model.cache_specs():
         seen = min(context, spec.window) if spec.window else context
         cache += device.page_bytes([spec], 1) * seen
-    return weights + cache * shape.batch_size
+    return llm.loaded.weight_bytes + cache * shape.batch_size

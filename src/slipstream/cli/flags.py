@@ -75,8 +75,14 @@ FLAGS: tuple[Flag, ...] = (
     _engine("tokenizer", Kind.PATH, "Folder of another tokenizer than the model's own", "--tokenizer-path"),
     _engine("chat_template", Kind.TEXT, "Another chat template: a file, or Jinja text"),
     _engine("generation_config", Kind.TEXT, "auto: sampling defaults as the model publishes them; neutral: none"),
-    _engine("numerics", Kind.TEXT, "reference: weights dequantised, computed as transformers does"),
-    _engine("dtype", Kind.TEXT, "auto, float32 or bfloat16"),
+    _engine(
+        "numerics",
+        Kind.TEXT,
+        "native: weights as stored, packed for this processor; reference: dequantised, computed as transformers does; "
+        "auto: native where it can be",
+    ),
+    _engine("dtype", Kind.TEXT, "With reference numerics: auto, float32 or bfloat16"),
+    _engine("quantization", Kind.TEXT, "With native numerics: none, or int8 or int4 for weights stored unquantised"),
     _engine("device", Kind.TEXT, "Where the model runs: cpu"),
     _engine("threads", Kind.WHOLE, "Threads of a step (default: the CPUs this process may use)"),
     _engine("max_model_len", Kind.WHOLE, "Context to serve, in tokens (default: the model's)", "--context-length"),
@@ -84,6 +90,7 @@ FLAGS: tuple[Flag, ...] = (
     _engine("max_num_batched_tokens", Kind.WHOLE, "Tokens in one step at most", "--chunked-prefill-size"),
     _engine("max_step_ms", Kind.NUMBER, "Prompts are cut so that a step stays below this while others decode"),
     _engine("page_size", Kind.WHOLE, "Tokens in a page of the cache, a power of two", "--block-size"),
+    _engine("kv_cache_dtype", Kind.TEXT, "With native numerics: what the cache holds, auto (bf16), bf16 or int8"),
     _engine(
         "cache_memory",
         Kind.SIZE,

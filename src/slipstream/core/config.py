@@ -12,6 +12,8 @@ from typing import Any
 from slipstream.core.errors import ConfigError
 
 ENV_PREFIX = "SLIPSTREAM_"
+LEAST_NATIVE_PAGE = 16
+"""Tokens that a page of the native step's cache holds at least."""
 
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -70,6 +72,7 @@ class EngineConfig:
     chat_template: str | None = None
     numerics: str = "reference"
     dtype: str = "auto"
+    quantization: str = "none"
     device: str = "cpu"
     threads: int | None = None
     max_model_len: int | None = None
@@ -77,6 +80,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_step_ms: float = 100.0
     page_size: int = 32
+    kv_cache_dtype: str = "auto"
     cache_memory: int | None = None
     prefix_caching: bool = True
     max_queue: int = 1024
@@ -102,12 +106,32 @@ class EngineConfig:
             )
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             raise ConfigError(f"seed must be a whole number, not {self.seed!r}", param="seed")
-        _one_of("numerics", self.numerics, ("reference",))
+        _one_of("numerics", self.numerics, ("auto", "reference", "native"))
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16"))
+        _one_of("quantization", self.quantization, ("none", "int8", "int4"))
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, ("auto", "bf16", "int8"))
         _one_of("device", self.device, ("cpu",))
         _one_of("generation_config", self.generation_config, ("auto", "neutral"))
         if self.page_size & (self.page_size - 1) or self.page_size > 1024:
             raise ConfigError(f"page_size must be a power of two up to 1024, not {self.page_size}", param="page_size")
+        self._check_numerics()
+
+    def _check_numerics(self) -> None:
+        """Settings that only one kind of numerics has."""
+        if self.numerics == "reference":
+            for name, neutral in (("quantization", "none"), ("kv_cache_dtype", "auto")):
+                if getattr(self, name) != neutral:
+                    raise ConfigError(
+                        f"{name} must be {neutral} with numerics reference, not {getattr(self, name)}", param=name
+                    )
+        if self.numerics == "native":
+            if self.dtype != "auto":
+                raise ConfigError(f"dtype {self.dtype} belongs to numerics reference, not native", param="dtype")
+            if self.page_size < LEAST_NATIVE_PAGE:
+                raise ConfigError(
+                    f"page_size must be {LEAST_NATIVE_PAGE} or more with native numerics, not {self.page_size}",
+                    param="page_size",
+                )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:

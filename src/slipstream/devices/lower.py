@@ -15,8 +15,9 @@ import torch
 
 from slipstream.devices.fuse import QKV, Fusion, GateUp, Linear, Residual, adds_rows, fuse, linear_of
 from slipstream.devices.graph import Graph, width_of
+from slipstream.devices.not_lowerable import NotLowerable
 from slipstream.devices.program_weights import Weights
-from slipstream.devices.record import Call, Record, Unrecordable, Value
+from slipstream.devices.record import Call, Record, Value
 from slipstream.devices.slots import Lifetime, share_slots
 from slipstream.devices.stored import Stored
 from slipstream.kernels.cpu.program import IN_PLACE, LOGITS, ROWS, Buffer, Cache, Instruction, Program
@@ -24,10 +25,6 @@ from slipstream.kernels.cpu.program import IN_PLACE, LOGITS, ROWS, Buffer, Cache
 F32, Q8 = "f32", "q8"
 _QUANTISES = ("slipstream.rms_norm", "slipstream.paged_attention", "slipstream.silu_mul")
 """Operators whose instructions can give quantised rows."""
-
-
-class NotLowerable(Exception):
-    """Why a model cannot be run by the native step."""
 
 
 def lower(
@@ -38,10 +35,7 @@ def lower(
     `stored` tells for each parameter what the checkpoint holds of it: one tensor, or one per expert. Raises
     NotLowerable.
     """
-    try:
-        graph = Graph(record)
-    except Unrecordable as error:
-        raise NotLowerable(str(error)) from None
+    graph = Graph(record)
     program = Program()
     weights = Weights(graph, program, stored, quantization)
     fusion = fuse(graph, lambda value: weights.input_kind(value) if weights.is_matrix(value) else None)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from slipstream.core.config import LEAST_NATIVE_PAGE
 from slipstream.core.errors import ConfigError
 from slipstream.devices.cpu_memory import LayerCache, Processor, affinity
 from slipstream.devices.native_step import NativeStep
@@ -17,9 +18,6 @@ from slipstream.devices.packed_file import huge_memory
 from slipstream.devices.program_cache import Options, Prepared, Progress, WeightSource, prepare
 from slipstream.devices.reference_calls import ReferenceCall, needed_inputs
 from slipstream.kernels.cpu.library import NativeLibrary, NativePool, NativeProgram
-
-LEAST_PAGE = 16
-"""Tokens that a page must hold at least."""
 
 
 class NativeCpuDevice(Processor):
@@ -40,13 +38,13 @@ class NativeCpuDevice(Processor):
         max_rows: int = 512,
         progress: Progress | None = None,
     ) -> None:
-        """Prepare the program of `model`, whose parameters stay empty. Raises NotLowerable, Unrecordable, or
-        SlipstreamError when the library refuses the program."""
+        """Prepare the program of `model`, whose parameters stay empty. Raises NotLowerable, or ProgramRefused by the
+        library."""
         super().__init__(threads, torch.float32)
         self.library, self.options, self.max_rows = library, options or Options(), max_rows
         self._model: Any = model
         self.prepared: Prepared = prepare(model, specs, source, self.options, progress)
-        self._spare: NativeProgram | None = self._new_program()
+        self._spare: NativeProgram | None = self._new_program(self.max_rows)
         self._pools: dict[int, NativePool] = {}
         self._references = _reference_calls(self.prepared, model, source)
         # The step's threads are the library's own; torch's, which spin while they wait, would be in their way.
@@ -69,9 +67,10 @@ class NativeCpuDevice(Processor):
 
     def allocate(self, specs: Sequence[LayerCache], pages: int, page_size: int) -> list[Tensor]:
         """One zeroed cache per layer, flat bytes [pages, bytes of a page]; memory is taken when it is first written."""
-        if page_size < LEAST_PAGE:
+        if page_size < LEAST_NATIVE_PAGE:
             raise ConfigError(
-                f"page_size must be {LEAST_PAGE} or more with native numerics, not {page_size}", param="page_size"
+                f"page_size must be {LEAST_NATIVE_PAGE} or more with native numerics, not {page_size}",
+                param="page_size",
             )
         sizes = [_page_bytes(spec, page_size, self.options.cache_kind) for spec in specs]
         return [
@@ -82,7 +81,7 @@ class NativeCpuDevice(Processor):
         """The step of the model that this was prepared for, with its caches."""
         if model is not self._model:
             raise ValueError("this device was prepared for another model")
-        native, self._spare = self._spare or self._new_program(), None
+        native, self._spare = self._spare or self._new_program(self.max_rows), None
         return NativeStep(
             self.library,
             self.prepared.program,
@@ -92,6 +91,7 @@ class NativeCpuDevice(Processor):
             caches,
             vocab_size=self._model.vocab_size,
             references=self._references,
+            remake=self._new_program,
         )
 
     @contextmanager
@@ -109,9 +109,9 @@ class NativeCpuDevice(Processor):
             self._pools[threads] = NativePool(self.library, threads, affinity())
         return self._pools[threads]
 
-    def _new_program(self) -> NativeProgram:
+    def _new_program(self, max_rows: int) -> NativeProgram:
         weights = self.prepared.weights
-        return NativeProgram(self.library, self.prepared.text, weights.address, weights.size, max_rows=self.max_rows)
+        return NativeProgram(self.library, self.prepared.text, weights.address, weights.size, max_rows=max_rows)
 
 
 def _page_bytes(spec: LayerCache, page_size: int, kind: str) -> int:

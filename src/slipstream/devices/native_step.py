@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -21,7 +21,10 @@ _ROW_INPUTS = ("token", "position", "sequence", "slot", "state_in", "state_out")
 
 
 class NativeStep:
-    """Runs a program on batches, with its caches. Logits are a view of memory that the next step writes to."""
+    """Runs a program on batches, with its caches. Logits are a view of memory that the next step writes to.
+
+    `remake` makes the program anew for more rows than it was made for.
+    """
 
     def __init__(
         self,
@@ -33,12 +36,14 @@ class NativeStep:
         caches: Sequence[Tensor],
         *,
         vocab_size: int,
-        references: Sequence[ReferenceCall] = (),
+        references: Sequence[ReferenceCall],
+        remake: Callable[[int], NativeProgram],
     ) -> None:
         self._library, self._program, self._native, self._weights = library, program, native, weights
         self._caches = list(caches)
         self._vocab_size = vocab_size
         self._references = references
+        self._remake = remake
         self._call = library.handle.ss_program_run
         self.use(pool)
         addresses = [cache.data_ptr() for cache in caches]
@@ -60,6 +65,8 @@ class NativeStep:
         arguments = self._arguments
         rows = batch.num_rows
         wanted = int(np.count_nonzero(batch.wants_logits[:rows]))
+        if rows > self._native.max_rows:
+            self._native = self._remake(rows)
         if wanted > len(self._logits):
             self._grow(wanted)
         arguments.num_rows = rows
@@ -90,9 +97,7 @@ class NativeStep:
         self._arguments.logits = self._logits.data_ptr()
 
     def _fail(self, rows: int) -> None:
-        raise SlipstreamError(
-            f"the native step refused a batch of {rows} rows (it was made for {self._native.max_rows} at most)"
-        )
+        raise SlipstreamError(f"the native step refused a batch of {rows} rows")
 
     # Programs with operators that torch runs
 

@@ -68,10 +68,10 @@ def prepare(
 ) -> Prepared:
     """The program of a model and its weights, from the cache or made now (then kept there).
 
-    `progress` gets bytes packed and in all. Raises NotLowerable or Unrecordable.
+    `progress` gets bytes packed and in all. Raises NotLowerable.
     """
     folder = cache_dir() / "programs"
-    program, found = _program(folder, model, specs, source, options)
+    program, found = program_of(model, specs, source, options)
     path = folder / f"{_digest(source.key, PACK_VERSION, program.layout())}.weights"
     packed = read_packed(path, program.layout(), program.data_size)
     if packed is not None:
@@ -82,13 +82,11 @@ def prepare(
     return Prepared(program, program.text(), packed, "packed now" if kept else f"packed now; {folder} is not writable")
 
 
-def _program(
-    folder: Path, model: nn.Module, specs: Sequence[Any], source: WeightSource, options: Options
-) -> tuple[Program, bool]:
-    """The program, and whether it was in the cache."""
+def program_of(model: nn.Module, specs: Sequence[Any], source: WeightSource, options: Options) -> tuple[Program, bool]:
+    """The program of a model, and whether it was in the cache. Raises NotLowerable."""
     described = json.dumps(dict(source.config), sort_keys=True, default=str)
     made_from = (source.key, described, options, __version__, _code())
-    path = folder / f"{_digest(*made_from)}.program"
+    path = cache_dir() / "programs" / f"{_digest(*made_from)}.program"
     try:
         return parse(path.read_text(encoding="utf-8")), True
     except (OSError, ProgramError, UnicodeDecodeError):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slipstream.devices.not_lowerable import NotLowerable
 from slipstream.kernels.cpu.program import ROWS
 from slipstream.ops.rows import Rows
 
@@ -28,7 +29,7 @@ class LayerShape(Protocol):
     def shape(self, pages: int, page_size: int) -> tuple[int, ...]: ...
 
 
-class Unrecordable(Exception):
+class Unrecordable(NotLowerable):
     """Why a model's step is not a fixed list of calls."""
 
 

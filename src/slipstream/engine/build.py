@@ -8,18 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from slipstream.cache.manager import CacheManager
 from slipstream.cache.spec import longest_window
 from slipstream.core.config import EngineConfig
 from slipstream.core.damage import reading
 from slipstream.core.errors import ConfigError
 from slipstream.core.sampling_params import SamplingParams
-from slipstream.devices.cpu import CpuDevice
+from slipstream.devices.native_cpu import NativeCpuDevice
 from slipstream.engine.calibrate import measure_costs
 from slipstream.engine.core import Engine
 from slipstream.engine.inputs import InputProcessor
+from slipstream.engine.numerics import Device, choose_device, max_rows
 from slipstream.engine.runner import Runner
 from slipstream.loading import catalog
 from slipstream.loading.checkpoint import Checkpoint, open_checkpoint
@@ -33,19 +32,23 @@ Progress = Callable[[str, int, int], None]
 """Called with a stage's name, what is done of it and its total."""
 
 _GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
-_DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass
 class LoadedEngine:
-    """An engine and what belongs to it. `report` says in a line each what was decided."""
+    """An engine and what belongs to it. `report` says in a line each what was decided.
+
+    `weight_bytes` are those that a step reads: of an untied embedding table single rows are read, so it is left out;
+    all experts of a layer count, which is an upper bound.
+    """
 
     config: EngineConfig
     engine: Engine
     inputs: InputProcessor
     model: CheckpointModel
     checkpoint: Checkpoint
-    device: CpuDevice
+    device: Device
+    weight_bytes: int
     report: dict[str, str] = field(default_factory=dict)
 
 
@@ -55,20 +58,30 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
     begin = time.perf_counter()
     path = catalog.resolve(config.model or None, fetch_missing=True, progress=progress)
     checkpoint = open_checkpoint(path)
-    device = CpuDevice(config.threads, _DTYPES[config.dtype])
-    report["device"] = device.describe()
-
     model = build_model(checkpoint.config)
-    load_weights(model, checkpoint, device.dtype, None if progress is None else _staged(progress, "loading"))
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    report["model"] = f"{path} ({_mib(weights)} of weights in {str(device.dtype).removeprefix('torch.')})"
+    device, report["numerics"] = choose_device(config, model, checkpoint, _staged(progress, "packing"))
+    report["device"] = device.describe()
+    if isinstance(device, NativeCpuDevice):
+        weights, form = device.weight_bytes, "packed"
+        in_all = device.prepared.weights.size
+    else:
+        load_weights(model, checkpoint, device.dtype, _staged(progress, "loading"))
+        in_all = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        weights, form = read_in_a_step(model), f"in {str(device.dtype).removeprefix('torch.')}"
+    report["model"] = f"{path} ({_mib(in_all)} of weights {form})"
 
     max_model_len, pages = _plan_memory(config, model, device, report)
     caches = device.allocate(model.cache_specs(), pages, config.page_size)
     step = device.compile(model, caches)
     if progress is not None:
         progress("measuring", 0, 0)
-    costs = measure_costs(step, max_model_len=max_model_len, page_size=config.page_size, row_tile=device.row_tile)
+    costs = measure_costs(
+        step,
+        max_model_len=max_model_len,
+        page_size=config.page_size,
+        row_tile=device.row_tile,
+        max_rows=max_rows(config),
+    )
     inputs = load_inputs(config, checkpoint, vocab_size=model.vocab_size, max_model_len=max_model_len)
     tokenizer = inputs.tokenizer
     assert tokenizer is not None
@@ -86,12 +99,12 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
         tokenizer=tokenizer,
         max_model_len=max_model_len,
         max_sequences=config.max_num_seqs,
-        max_rows=max(config.max_num_batched_tokens, config.max_num_seqs),
+        max_rows=max_rows(config),
         max_step_ms=config.max_step_ms,
         row_tile=device.row_tile,
     )
     report["start"] = f"{time.perf_counter() - begin:.1f} s"
-    return LoadedEngine(config, engine, inputs, model, checkpoint, device, report)
+    return LoadedEngine(config, engine, inputs, model, checkpoint, device, weights, report)
 
 
 def load_inputs(config: EngineConfig, checkpoint: Checkpoint, *, vocab_size: int, max_model_len: int) -> InputProcessor:
@@ -164,7 +177,7 @@ def default_params(config: EngineConfig, generation_config: Mapping[str, Any]) -
 
 
 def _plan_memory(
-    config: EngineConfig, model: CheckpointModel, device: CpuDevice, report: dict[str, str]
+    config: EngineConfig, model: CheckpointModel, device: Device, report: dict[str, str]
 ) -> tuple[int, int]:
     """The context length to serve and the pages to allocate."""
     longest = model.max_position
@@ -191,8 +204,17 @@ def _plan_memory(
     return fits, pages
 
 
-def _staged(progress: Progress, stage: str) -> Callable[[int, int], None]:
-    return lambda done, total: progress(stage, done, total)
+def read_in_a_step(model: CheckpointModel) -> int:
+    """Bytes of parameters but for an embedding table that the head does not share."""
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    head, table = getattr(model, "lm_head", None), getattr(model, "embed_tokens", None)
+    if head is not None and table is not None:
+        size -= table.weight.numel() * table.weight.element_size()
+    return size
+
+
+def _staged(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress(stage, done, total)
 
 
 def _mib(size: int) -> str:

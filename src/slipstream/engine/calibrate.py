@@ -14,9 +14,14 @@ FAR = 2048
 """Context at which the cost of attention is measured, where the model reaches it."""
 
 
-def measure_costs(step: Step, *, max_model_len: int, page_size: int, row_tile: int, repeats: int = 3) -> CostModel:
+FEW, MANY = 16, 128
+"""Rows whose steps are measured where a step may have any number of rows."""
+
+
+def measure_costs(
+    step: Step, *, max_model_len: int, page_size: int, row_tile: int, max_rows: int, repeats: int = 3
+) -> CostModel:
     """Run a few steps on the scratch page and fit a CostModel. It also takes the first step's extra time on itself."""
-    far = max(0, min(FAR, max_model_len - row_tile))
     step.run(_scratch(row_tile, 0, page_size))
 
     def measure(rows: int, start: int) -> tuple[StepShape, float]:
@@ -28,6 +33,12 @@ def measure_costs(step: Step, *, max_model_len: int, page_size: int, row_tile: i
             times.append((time.perf_counter() - begin) * 1e3)
         return StepShape(-(-rows // row_tile), attention_units(start, rows)), min(times)
 
+    if row_tile == 1:
+        many = min(MANY, max_rows, max_model_len)
+        few = min(FEW, many)
+        far = max(0, min(FAR, max_model_len - few))
+        return CostModel.fit_rows(measure(1, 0), measure(few, 0), measure(many, 0), measure(few, far))
+    far = max(0, min(FAR, max_model_len - row_tile))
     return CostModel.fit(measure(row_tile, 0), measure(2 * row_tile, 0), measure(row_tile, far))
 
 

@@ -54,6 +54,25 @@ class CostModel:
         tile = min(max(tile, short[1] / short[0].tiles / 2), short[1] / short[0].tiles)
         return cls(short[1] - tile * short[0].tiles - unit * short[0].attention, tile, max(unit, tile / 200))
 
+    @classmethod
+    def fit_rows(
+        cls,
+        one: tuple[StepShape, float],
+        few: tuple[StepShape, float],
+        many: tuple[StepShape, float],
+        far: tuple[StepShape, float],
+    ) -> CostModel:
+        """From measured steps whose tiles are single rows: of one, few and many rows, and few with far more attention.
+
+        The weights are read once for all rows, so what a step of one row takes beyond a row of many is its base.
+        """
+        unit = max((far[1] - few[1]) / max(far[0].attention - few[0].attention, 1e-9), 0.0)
+        row = (many[1] - few[1] - unit * (many[0].attention - few[0].attention)) / max(many[0].tiles - few[0].tiles, 1)
+        # A disturbed measurement may say that rows cost nothing, or that they are all there is.
+        each = many[1] / many[0].tiles
+        row = min(max(row, each / 4), each)
+        return cls(one[1] - row - unit * one[0].attention, row, max(unit, row / 200))
+
     def predict(self, shape: StepShape) -> float:
         """Milliseconds that a step of this shape will take."""
         return self.factor * (self.base_ms + self.tile_ms * shape.tiles + self.unit_ms * shape.attention)

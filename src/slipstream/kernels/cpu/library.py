@@ -47,6 +47,10 @@ class NativeBatch(ctypes.Structure):
     )
 
 
+class ProgramRefused(SlipstreamError):
+    """The library's sentence about a program text that it cannot run."""
+
+
 @dataclass(frozen=True)
 class NativeLibrary:
     """The loaded library and the instruction set that it is used with."""
@@ -139,7 +143,7 @@ class NativePool:
 class NativeProgram:
     """A program text made ready to run over packed weights at `weights_address`, which must outlive it.
 
-    `length` counts its instructions. Raises SlipstreamError with the library's sentence if the text is refused.
+    `length` counts its instructions. Raises ProgramRefused.
     """
 
     def __init__(
@@ -152,7 +156,7 @@ class NativeProgram:
             text.encode(), weights_address, weights_size, library.isa, max_rows, error, _ERROR_SIZE
         )
         if not self.address:
-            raise SlipstreamError(f"the native step refuses the program: {error.value.decode(errors='replace')}")
+            raise ProgramRefused(f"the native step refuses the program: {error.value.decode(errors='replace')}")
         self.close = weakref.finalize(self, self._handle.ss_program_destroy, self.address)
         self.length = int(self._handle.ss_program_length(self.address))
 
