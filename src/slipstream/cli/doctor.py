@@ -27,6 +27,12 @@ def doctor(
         bool,
         typer.Option("--invariance", help="Load the model and check that a row's bits depend on nothing beside it."),
     ] = False,
+    program: Annotated[
+        bool, typer.Option("--program", help="Show the model's native program: its instructions and what they read.")
+    ] = False,
+    context: Annotated[
+        int, typer.Option("--context", min=1, help="With --program: the position whose row is counted, in tokens.")
+    ] = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
     settings: Settings,
@@ -36,6 +42,10 @@ def doctor(
     found = examine(config)
     if not as_json:
         _print(found)
+    if program:
+        found["program"] = _program(config, context)
+        if not as_json:
+            _print_program(found["program"])
     report = None
     if invariance:
         report = _check(config)
@@ -60,8 +70,10 @@ def examine(config: EngineConfig) -> dict[str, Any]:
     from slipstream import ops
     from slipstream.devices.cpu import CACHE_SHARE, CpuDevice
     from slipstream.devices.host import available_memory, cpu_name
+    from slipstream.engine.numerics import native_library
 
     free = available_memory()
+    library = native_library(config)
     device = CpuDevice(config.threads, torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
     return {
         "device": device.name,
@@ -75,10 +87,41 @@ def examine(config: EngineConfig) -> dict[str, Any]:
         "torch": torch.__version__,
         "torch_build": _torch_build(),
         "cache_dir": str(cache_dir()),
-        "native_library": "not built: the PyTorch path runs",
+        "native_library": _library(),
+        "numerics": f"reference: {library}" if isinstance(library, str) else f"native: {library.describe()}",
         "model": _model(config, device),
         "ops": {name: op.who_runs(device.dispatch_key) for name, op in sorted(ops.OPS.items())},
     }
+
+
+def _library() -> str:
+    """The native library and its instruction set, or why there is none."""
+    from slipstream.kernels.cpu.library import Missing, load_library
+
+    library = load_library()
+    return library.reason if isinstance(library, Missing) else library.describe()
+
+
+def _program(config: EngineConfig, context: int) -> dict[str, Any]:
+    """The program of the model that `config` names, from the cache or lowered now."""
+    from slipstream.cli.program_view import as_values
+    from slipstream.devices.not_lowerable import NotLowerable
+    from slipstream.devices.program_cache import program_of
+    from slipstream.engine.numerics import program_options
+    from slipstream.loading import catalog
+    from slipstream.loading.checkpoint import open_checkpoint
+    from slipstream.loading.weight_source import CheckpointSource
+    from slipstream.models.registry import build_model
+
+    checkpoint = open_checkpoint(catalog.resolve(config.model or None, fetch_missing=False))
+    try:
+        model = build_model(checkpoint.config)
+        source = CheckpointSource(checkpoint, model)
+        return as_values(program_of(model, model.cache_specs(), source, program_options(config))[0], context)
+    except NotLowerable as error:
+        return {"not_lowerable": str(error)}
+    finally:
+        checkpoint.close()
 
 
 def _why_threads(config: EngineConfig) -> str:
@@ -162,6 +205,7 @@ def _print(found: dict[str, Any]) -> None:
     row("slipstream", f"{found['slipstream']}, Python {found['python']}")
     row("torch", f"{found['torch']} ({build['cpu_capability']}, with {with_parts})")
     row("native library", found["native_library"])
+    row("numerics", found["numerics"])
     row("cache folder", found["cache_dir"])
     model = found["model"]
     row("model", model.get("path") or model["missing"])
@@ -177,6 +221,27 @@ def _print(found: dict[str, Any]) -> None:
         table.add_row(name, who if who != "reference" else "reference (plain PyTorch)")
     console.print()
     console.print(table)
+
+
+def _print_program(found: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    console = stdout_console()
+    console.print()
+    if "not_lowerable" in found:
+        console.print(f"no native program: {found['not_lowerable']}", markup=False)
+        return
+    table = Table(box=None, header_style="bold", padding=(0, 3, 0, 0))
+    for title in ("", "instruction", "per row", "weights"):
+        table.add_column(title)
+    table.add_column("KiB read", justify="right")
+    for number, line in enumerate(found["instructions"]):
+        table.add_row(str(number), line["name"], line["shapes"], line["weights"], f"{line['bytes'] / 1024:.1f}")
+    console.print(table)
+    console.print(f"\nA step of one row at {found['context']} tokens reads {found['bytes_per_step'] / 1e6:.1f} MB:")
+    for name, size in found["bytes_by_instruction"].items():
+        console.print(f"   {size / 1e6:10.3f} MB   {name}", markup=False)
+    console.print(f"Packed weights take {found['packed_bytes'] / 1e6:.1f} MB.")
 
 
 def _print_invariance(report: InvarianceReport) -> None:

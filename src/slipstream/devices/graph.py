@@ -10,8 +10,8 @@ import torch
 from slipstream.devices.record import Call, Record, Unrecordable, Value
 from slipstream.kernels.cpu.program import ROWS
 
-ROW_WISE = {"slipstream.rms_norm", "slipstream.linear", "slipstream.silu_mul", "slipstream.moe", "aten.add.Tensor"}
-"""Calls whose row of the result needs only that row of what they are given."""
+ROW_WISE = {"slipstream.rms_norm", "slipstream.linear", "slipstream.silu_mul", "aten.add.Tensor"}
+"""Calls whose row of the result needs only that row of what they are given, and whose instructions run on any rows."""
 
 
 def width_of(value: Value) -> int | None:

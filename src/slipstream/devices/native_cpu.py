@@ -14,10 +14,14 @@ from slipstream.core.config import LEAST_NATIVE_PAGE
 from slipstream.core.errors import ConfigError
 from slipstream.devices.cpu_memory import LayerCache, Processor, affinity
 from slipstream.devices.native_step import NativeStep
+from slipstream.devices.not_lowerable import NotLowerable
 from slipstream.devices.packed_file import huge_memory
 from slipstream.devices.program_cache import Options, Prepared, Progress, WeightSource, prepare
 from slipstream.devices.reference_calls import ReferenceCall, needed_inputs
 from slipstream.kernels.cpu.library import NativeLibrary, NativePool, NativeProgram
+
+HEAD_STEP, WIDEST_HEAD = 32, 256
+"""Widths of attention heads that the library's kernels take."""
 
 
 class NativeCpuDevice(Processor):
@@ -40,6 +44,12 @@ class NativeCpuDevice(Processor):
     ) -> None:
         """Prepare the program of `model`, whose parameters stay empty. Raises NotLowerable, or ProgramRefused by the
         library."""
+        for spec in specs:
+            if spec.head_dim % HEAD_STEP or spec.head_dim > WIDEST_HEAD:
+                raise NotLowerable(
+                    f"heads are {spec.head_dim} wide; "
+                    f"the native step takes multiples of {HEAD_STEP} up to {WIDEST_HEAD}"
+                )
         super().__init__(threads, torch.float32)
         self.library, self.options, self.max_rows = library, options or Options(), max_rows
         self._model: Any = model
