@@ -52,3 +52,15 @@ def test_a_first_measurement_far_too_high_is_forgotten() -> None:
     for _ in range(25):
         costs.observe(shape, true_cost(shape))
     assert costs.predict(shape) <= 1.6 * true_cost(shape)
+
+
+@pytest.mark.parametrize("disturbance", [1.0, 3.0])
+def test_steps_without_tiles_are_a_base_and_rows(disturbance: float) -> None:
+    def cost(shape: StepShape) -> float:
+        return 2 + 0.2 * shape.tiles + 0.05 * shape.attention
+
+    shapes = [StepShape(1, 1.0), StepShape(16, 16.5), StepShape(128, 160.0), StepShape(16, 144.5)]
+    times = [cost(shape) for shape in shapes]
+    costs = CostModel.fit_rows(*zip(shapes, [times[0] * disturbance, *times[1:]], strict=True))
+    for shape in (StepShape(1, 9.0), StepShape(64, 70.0), StepShape(512, 1024.0)):
+        assert 0.95 <= costs.predict(shape) / cost(shape) <= 1.05 * disturbance

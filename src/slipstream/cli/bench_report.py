@@ -43,10 +43,10 @@ def engine_conditions(llm: LLM) -> dict[str, Any]:
     """How the engine of this process computes."""
     import torch
 
-    config, device = llm.loaded.config, llm.loaded.device
+    device = llm.loaded.device
     return {
         "model": llm.loaded.checkpoint.path.name,
-        "numerics": config.numerics,
+        "numerics": llm.loaded.numerics,
         "dtype": str(device.dtype).removeprefix("torch."),
         "device": device.name,
         "threads": device.threads,

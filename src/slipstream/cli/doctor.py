@@ -89,7 +89,7 @@ def examine(config: EngineConfig) -> dict[str, Any]:
         "cache_dir": str(cache_dir()),
         "native_library": _library(),
         "numerics": f"reference: {library}" if isinstance(library, str) else f"native: {library.describe()}",
-        "model": _model(config, device),
+        "model": _model(config, device, native=not isinstance(library, str)),
         "ops": {name: op.who_runs(device.dispatch_key) for name, op in sorted(ops.OPS.items())},
     }
 
@@ -149,10 +149,15 @@ def _torch_build() -> dict[str, Any]:
     }
 
 
-def _model(config: EngineConfig, device: Any) -> dict[str, Any]:
+def _model(config: EngineConfig, device: Any, *, native: bool) -> dict[str, Any]:
     """What the model takes, from its files' headers; only the reason if it is not on this machine."""
+    from slipstream.devices.native_cpu import page_bytes
+    from slipstream.devices.not_lowerable import NotLowerable
+    from slipstream.devices.program_cache import program_of
+    from slipstream.engine.numerics import program_options
     from slipstream.loading import catalog
     from slipstream.loading.checkpoint import open_checkpoint
+    from slipstream.loading.weight_source import CheckpointSource
     from slipstream.models.registry import build_model
 
     name = config.model or catalog.DEFAULT_MODEL
@@ -164,15 +169,24 @@ def _model(config: EngineConfig, device: Any) -> dict[str, Any]:
         return {"name": name, "missing": error.message}
     try:
         model: Any = build_model(checkpoint.config)  # on the meta device: shapes without memory
+        specs = model.cache_specs()
+        loaded = sum(parameter.numel() for parameter in model.parameters()) * device.dtype.itemsize
+        loaded_as, page = str(device.dtype).removeprefix("torch."), device.page_bytes(specs, config.page_size)
+        if native:
+            options = program_options(config)
+            loaded = program_of(model, specs, CheckpointSource(checkpoint, model), options)[0].data_size
+            loaded_as, page = "packed", page_bytes(specs, config.page_size, options.cache_kind)
         return {
             "name": name,
             "path": str(checkpoint.path),
             "stored_bytes": checkpoint.describe()["bytes"],
-            "loaded_bytes": sum(parameter.numel() for parameter in model.parameters()) * device.dtype.itemsize,
-            "loaded_as": str(device.dtype).removeprefix("torch."),
+            "loaded_bytes": loaded,
+            "loaded_as": loaded_as,
             "page_tokens": config.page_size,
-            "page_bytes": device.page_bytes(model.cache_specs(), config.page_size),
+            "page_bytes": page,
         }
+    except NotLowerable:
+        return _model(config, device, native=False)
     finally:
         checkpoint.close()
 
@@ -210,7 +224,8 @@ def _print(found: dict[str, Any]) -> None:
     model = found["model"]
     row("model", model.get("path") or model["missing"])
     if "path" in model:
-        row("", f"{_mib(model['stored_bytes'])} stored, {_mib(model['loaded_bytes'])} as {model['loaded_as']}")
+        form = "packed" if model["loaded_as"] == "packed" else f"as {model['loaded_as']}"
+        row("", f"{_mib(model['stored_bytes'])} stored, {_mib(model['loaded_bytes'])} {form}")
         row("", f"{model['page_bytes'] / 2**20:.2f} MiB of cache for {model['page_tokens']} tokens")
     console = stdout_console()
     console.print(facts(pairs))

@@ -73,7 +73,7 @@ class NativeCpuDevice(Processor):
 
     def page_bytes(self, specs: Sequence[LayerCache], page_size: int) -> int:
         """Bytes that one page takes over all layers."""
-        return sum(_page_bytes(spec, page_size, self.options.cache_kind) for spec in specs)
+        return page_bytes(specs, page_size, self.options.cache_kind)
 
     def allocate(self, specs: Sequence[LayerCache], pages: int, page_size: int) -> list[Tensor]:
         """One zeroed cache per layer, flat bytes [pages, bytes of a page]; memory is taken when it is first written."""
@@ -122,6 +122,11 @@ class NativeCpuDevice(Processor):
     def _new_program(self, max_rows: int) -> NativeProgram:
         weights = self.prepared.weights
         return NativeProgram(self.library, self.prepared.text, weights.address, weights.size, max_rows=max_rows)
+
+
+def page_bytes(specs: Sequence[LayerCache], page_size: int, kind: str) -> int:
+    """Bytes that one page takes over all layers in a cache of `kind` (bf16 or int8)."""
+    return sum(_page_bytes(spec, page_size, kind) for spec in specs)
 
 
 def _page_bytes(spec: LayerCache, page_size: int, kind: str) -> int:

@@ -44,7 +44,8 @@ class PackedWeights:
 
 def huge_memory(size: int) -> mmap.mmap:
     """Zeroed memory of this process, in huge pages where the system gives them; it is taken when it is first used."""
-    memory = mmap.mmap(-1, max(size, 1))
+    # Python's default is a shared mapping, which the system treats as a file: it gets no huge pages.
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -51,6 +51,11 @@ class LoadedEngine:
     weight_bytes: int
     report: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def numerics(self) -> str:
+        """ "native" or "reference"."""
+        return "native" if isinstance(self.device, NativeCpuDevice) else "reference"
+
 
 def load_engine(config: EngineConfig, progress: Progress | None = None) -> LoadedEngine:
     """Load the model that `config` names and make an engine for it. Raises LoadError or ConfigError."""

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from slipstream.core.batch import StepBatch
-from slipstream.engine.cost_model import CostModel, StepShape, attention_units
+from slipstream.engine.cost_model import CostModel, StepShape, attention_units, bundle_of
 from slipstream.engine.runner import Step
 
 FAR = 2048
@@ -31,7 +31,7 @@ def measure_costs(
             begin = time.perf_counter()
             step.run(batch)
             times.append((time.perf_counter() - begin) * 1e3)
-        return StepShape(-(-rows // row_tile), attention_units(start, rows)), min(times)
+        return StepShape(-(-rows // row_tile), attention_units(start, rows, bundle_of(row_tile))), min(times)
 
     if row_tile == 1:
         many = min(MANY, max_rows, max_model_len)

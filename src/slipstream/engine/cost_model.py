@@ -21,10 +21,18 @@ class StepShape:
     attention: float
 
 
-def attention_units(start: int, rows: int) -> float:
-    """Attention work of rows at positions from `start` on: bundles of rows times the spans of context each reads."""
-    bundles = -(-rows // UNIT_ROWS)
+def attention_units(start: int, rows: int, bundle: int = UNIT_ROWS) -> float:
+    """Attention work of rows at positions from `start` on: bundles of rows times the spans of context each reads.
+
+    `bundle`: rows that cost as much as one; see `bundle_of`.
+    """
+    bundles = -(-rows // bundle)
     return bundles * (1 + (start + rows / 2) / SPAN)
+
+
+def bundle_of(row_tile: int) -> int:
+    """Rows of one sequence whose attention costs as much as one row's: 1 where a step has no tiles."""
+    return min(UNIT_ROWS, row_tile)
 
 
 class CostModel:

@@ -12,7 +12,7 @@ from bisect import insort
 from dataclasses import dataclass
 
 from slipstream.cache.manager import CacheManager
-from slipstream.engine.cost_model import UNIT_ROWS, CostModel, StepShape, attention_units
+from slipstream.engine.cost_model import UNIT_ROWS, CostModel, StepShape, attention_units, bundle_of
 from slipstream.engine.sequence import Sequence, State
 
 ALONE_FACTOR = 4.0
@@ -52,6 +52,7 @@ class Scheduler:
         self.max_rows = max_rows
         self.max_step_ms = max_step_ms
         self.row_tile = row_tile
+        self._bundle = bundle_of(row_tile)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -102,7 +103,7 @@ class Scheduler:
         attention = 0.0
         for work in plan:
             rows += work.rows
-            attention += attention_units(work.sequence.computed, work.rows)
+            attention += attention_units(work.sequence.computed, work.rows, self._bundle)
         return StepShape(-(-rows // self.row_tile), attention)
 
     def _admit(self) -> None:
@@ -182,7 +183,7 @@ class Scheduler:
         decoding = self.shape_of(plan)
 
         def fits(rows: int) -> bool:
-            attention = sum(attention_units(s.computed, n) for s, n in self._share(prompts, rows) if n)
+            attention = sum(attention_units(s.computed, n, self._bundle) for s, n in self._share(prompts, rows) if n)
             tiles = -(-(len(plan) + rows) // self.row_tile)
             return self.costs.predict(StepShape(tiles, decoding.attention + attention)) <= bound
 
