@@ -74,6 +74,8 @@ def plain_batch(rng: np.random.Generator, rows: int, vocabulary: int = 1) -> Bat
 
 def values(rng: np.random.Generator, rows: int, width: int, wild: bool) -> F32:
     x = (rng.normal(size=(rows, width)) * 10.0 ** rng.integers(-3, 3, size=(rows, 1))).astype(np.float32)
+    if rng.random() < 0.15:
+        x *= np.float32(3e-31)  # around the size below which a block counts as zero
     return sprinkle(rng, x, 0.01) if wild else x
 
 

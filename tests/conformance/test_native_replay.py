@@ -21,7 +21,8 @@ SOURCES = sorted(FOLDER.glob("*.cpp"))
 FLAGS = ["-std=c++17", "-Wall", "-ffp-contract=off", "-fno-math-errno", "-pthread"]
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(len(SOURCES) < 3, reason="an installed package has no sources")]
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(len(SOURCES) < 3, reason="an installed package has no sources")
 
 
 def compile_(command: list[str], sources: list[Path], out: Path) -> None:
@@ -41,6 +42,22 @@ def compile_(command: list[str], sources: list[Path], out: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@needs_compiler
+@pytest.mark.parametrize(
+    ("options", "share"), [(["-O2"], 1), pytest.param(["-O1", "-fsanitize=thread"], 10, marks=pytest.mark.slow)]
+)
+def test_workers_run_every_piece_once_and_in_order(options: list[str], share: int, tmp_path: Path) -> None:
+    """Millions of short phases, with as many workers as CPUs and with more. A hang is a failure."""
+    assert COMPILER is not None
+    program, stress = tmp_path / "stress", Path(__file__).parents[1] / "checks" / "pool_stress.cpp"
+    compile_([COMPILER, "-g", *options, f"-I{FOLDER}"], [FOLDER / "pool.cpp", stress], program)
+    for threads, runs in ((2, 200_000), (3, 30_000), (7, 5_000)):
+        done = subprocess.run(
+            [str(program), str(threads), str(runs // share)], capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout == "ok\n", done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Programs with every instruction and kind, each with prompts, drafts and single rows over long contexts."""
@@ -55,7 +72,8 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.slow
+@needs_compiler
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing(sanitizers: str, dumps: list[Path], tmp_path: Path) -> None:
     assert COMPILER is not None
@@ -89,6 +107,7 @@ def cross_compiler() -> list[str] | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     cross_compiler() is None,
     reason="NOT COMPILED FOR ARM: neither aarch64-linux-gnu-g++ nor the package ziglang is here",

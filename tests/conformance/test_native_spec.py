@@ -11,6 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from doubles.native_weights import pack, random_fields
+from slipstream.kernels.cpu.kinds import KIND_OF_FORMAT
+from slipstream.kernels.cpu.packing import pack as package_pack
+from slipstream.loading.gguf_blocks import FORMATS, dequantize
 from slipstream.ops.native_spec import arithmetic, attention, moe, rows
 from slipstream.ops.native_spec.cache import Pages, page_bytes
 from slipstream.ops.native_spec.linear import linear
@@ -160,6 +163,24 @@ def test_packed_weights_read_back(kind: str, shape: tuple[int, int]) -> None:
     assert packed.size == packed_size(kind, outputs, inputs)
     weight = unpack(kind, packed, outputs, inputs)
     np.testing.assert_array_equal(weight.dequantised(), fields.values())
+
+
+READABLE = {fmt.name: fmt for fmt in FORMATS.values() if fmt.name in KIND_OF_FORMAT}
+
+
+@pytest.mark.parametrize("name", READABLE)
+@given(seed=seeds, outputs=st.integers(1, 40), blocks=st.integers(1, 3))
+@settings(max_examples=8, deadline=None)
+def test_the_package_packs_as_defined(name: str, seed: int, outputs: int, blocks: int) -> None:
+    """Stored bytes of any content, packed and read by the definition, give the values that the file stands for."""
+    fmt, kind = READABLE[name], KIND_OF_FORMAT[name]
+    inputs = blocks * max(fmt.block, 32)
+    stored = np.random.default_rng(seed).integers(256, size=outputs * inputs // fmt.block * fmt.size).astype(np.uint8)
+    packed = np.zeros(packed_size(kind, outputs, inputs), np.uint8)
+    package_pack(stored, name, kind, outputs, inputs, packed)
+    want = np.zeros((outputs, inputs), F32)
+    dequantize(stored, fmt, want)
+    np.testing.assert_array_equal(unpack(kind, packed, outputs, inputs).dequantised(), want)
 
 
 @pytest.mark.parametrize("kind", KINDS)
