@@ -38,10 +38,11 @@ from slipstream.engine.core import Engine
 from slipstream.engine.cost_model import CostModel
 from slipstream.engine.inputs import InputProcessor
 from slipstream.engine.llm import LLM
-from slipstream.engine.runner import Runner, StepResult
+from slipstream.engine.runner import Runner
+from slipstream.kernels.cpu.library import Missing, load_library
+from slipstream.kernels.cpu.sampling import NativeSampler
 from slipstream.loading import catalog
 from slipstream.loading.checkpoint import open_checkpoint
-from slipstream.sampling.batch import SamplingBatch
 from slipstream.text.tokenizer import Tokenizer
 
 VOCAB = 49_152
@@ -97,7 +98,7 @@ class Phases:
             ("schedule", engine.scheduler, "schedule"),
             ("schedule", engine.scheduler, "shape_of"),
             ("fill", engine, "_fill"),
-            ("sample", engine.runner.sampler, "sample"),
+            ("sample", engine.sampling, "draw"),
             ("absorb", engine, "_absorb"),
             ("hand over", worker, "_deliver"),
         ]
@@ -122,7 +123,7 @@ class Phases:
         begin = time.perf_counter()
         now, self._now = self._now, {}
         if self._launched:
-            now["wall"] = (begin - self._launched) * 1e6 - now.get("sample", 0.0)
+            now["wall"] = (begin - self._launched - self._engine.sampling.device_s) * 1e6
             now["host"] = self._engine.stats.host_ms * 1e3
             now["rows"] = batch.num_rows
             self._steps.append(now)
@@ -157,7 +158,7 @@ def make_llm(native_us: float, sequences: int, sampler: Any) -> LLM:
     def load() -> Any:
         step = ConstantStep(Busy(native_us), sequences)
         engine = Engine(
-            Runner(step, sampler),
+            Runner(step),
             CacheManager(sequences * length // 16 + 1, 16),
             CostModel(1.0, 1.0, 0.01),
             vocab_size=VOCAB,
@@ -168,6 +169,7 @@ def make_llm(native_us: float, sequences: int, sampler: Any) -> LLM:
             max_rows=2048,
             max_step_ms=1e9,
             row_tile=16,
+            sampler=sampler,
         )
         inputs = InputProcessor(
             tokenizer=tokenizer, template=None, vocab_size=VOCAB, max_model_len=length, defaults=SamplingParams()
@@ -182,17 +184,22 @@ class NoSampler:
 
     def __init__(self, token: int = 314) -> None:
         self._token = token
-        self._known: dict[int, StepResult] = {}
+        self._known: dict[int, tuple[Any, ...]] = {}
 
-    def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> StepResult:
-        rows = len(sampling)
-        result = self._known.get(rows)
-        if result is None:
-            floats, none = np.empty(rows, np.float32), np.empty((rows, 0), np.int64)
-            tokens = np.full(rows, self._token, np.int64)
-            result = StepResult(tokens, floats, none, none.astype(np.float32), tokens)
-            self._known[rows] = result
-        return result
+    def sample(self, logits: Any, rows: int, *arguments: Any) -> tuple[Any, ...]:
+        if rows not in self._known:
+            tokens, none = np.full(rows, self._token, np.int64), np.empty((rows, 0), np.int64)
+            self._known[rows] = tokens, np.empty(rows, np.float32), none, none.astype(np.float32), tokens
+        return self._known[rows]
+
+
+def make_sampler(kind: str) -> Any:
+    if kind != "native":
+        return NoSampler() if kind == "none" else None
+    library = load_library()
+    if isinstance(library, Missing):
+        raise SystemExit(f"the native library is {library.reason}")
+    return NativeSampler(library, VOCAB)
 
 
 def run(llm: LLM, phases: Phases, count: int, tokens: int, stream: bool) -> dict[str, float]:
@@ -208,8 +215,7 @@ def run(llm: LLM, phases: Phases, count: int, tokens: int, stream: bool) -> dict
 
 def measure(args: argparse.Namespace, count: int) -> dict[str, float]:
     """The best of several runs."""
-    sampler = None if args.sample == "op" else NoSampler()
-    with make_llm(args.native_us, count, sampler) as llm:
+    with make_llm(args.native_us, count, make_sampler(args.sample)) as llm:
         phases = Phases(llm)
         runs = [run(llm, phases, count, args.tokens, args.stream) for _ in range(args.runs)]
     return min(runs, key=lambda figures: figures["wall"])
@@ -217,7 +223,7 @@ def measure(args: argparse.Namespace, count: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", choices=("none", "op"), default="none")
+    parser.add_argument("--sample", choices=("none", "op", "native"), default="none")
     parser.add_argument("--native-us", type=float, default=0.0, help="the step computes for this long")
     parser.add_argument("--stream", action="store_true", help="the caller looks at every token")
     parser.add_argument("--tokens", type=int, default=1000)

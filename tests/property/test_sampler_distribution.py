@@ -16,6 +16,7 @@ import pytest
 import torch
 from scipy import stats
 
+from doubles.native_samplers import isas, native_op
 from slipstream.core.sampling_params import SamplingParams
 from slipstream.ops.registry import OPS
 from slipstream.ops.sample import Real, Whole, _filter, _penalise, sample
@@ -231,10 +232,16 @@ CASES: dict[str, Case] = {
 }
 
 
+SAMPLERS: dict[str, Callable[..., Any]] = {"reference": OPS["sample"].reference}
+if isas():
+    SAMPLERS["native"] = native_op(isas()[-1])
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("name", CASES)
-def test_draws_follow_the_rules(name: str) -> None:
+def test_draws_follow_the_rules(name: str, sampler: str) -> None:
     case = CASES[name]
-    assert p_value(draw(case), expected(case)) > FINE
+    assert p_value(draw(case, op=SAMPLERS[sampler]), expected(case)) > FINE
 
 
 def test_the_cpu_version_draws_the_same() -> None:
@@ -279,10 +286,11 @@ BIASED: dict[str, tuple[str, Callable[..., None]]] = {
 }
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("name", BIASED)
-def test_a_biased_sampler_fails(name: str) -> None:
+def test_a_biased_sampler_fails(name: str, sampler: str) -> None:
     of, spoil = BIASED[name]
-    assert p_value(draw(CASES[of], spoil=spoil), expected(CASES[of])) < WRONG
+    assert p_value(draw(CASES[of], spoil=spoil, op=SAMPLERS[sampler]), expected(CASES[of])) < WRONG
 
 
 @pytest.mark.parametrize("name", ["repetition", "frequency", "presence", "bad words", "banned by min_tokens"])
@@ -296,11 +304,12 @@ def test_a_sampler_that_overlooks_drafted_tokens_fails(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", [2, -3, 2**63 + 12345])
-def test_draws_follow_the_rules_under_other_seeds(name: str, seed: int) -> None:
+def test_draws_follow_the_rules_under_other_seeds(name: str, seed: int, sampler: str) -> None:
     case = CASES[name]
-    assert p_value(draw(case, seed), expected(case)) > FINE / 10
+    assert p_value(draw(case, seed, op=SAMPLERS[sampler]), expected(case)) > FINE / 10
 
 
 def kept_here(x: torch.Tensor, **columns: float) -> torch.Tensor:

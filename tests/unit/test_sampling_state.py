@@ -178,7 +178,7 @@ def test_a_batch_grows_and_is_reused() -> None:
         assert arguments[7].shape == (count, 2)
         assert arguments[7][count // 2].tolist() == [-1, -1]
         assert set(arguments[2][:, 0].tolist()) == set(range(count))
-        assert batch.sample(torch.zeros(count, VOCAB))[0].shape == (count,)
+        assert batch.draw(torch.zeros(count, VOCAB)).tokens.shape == (count,)
     batch.clear()
     assert len(batch) == 0
     assert batch.tensors()[7] is None
@@ -190,14 +190,15 @@ def test_a_score_row_reports_the_given_token() -> None:
     sequence.write_score_row(batch, 3)
     sequence.write_row(batch, [], 3)
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(0))
-    tokens, logprob, top_ids, _, ranks = batch.sample(logits)
+    draws = batch.draw(logits)
     want = torch.log_softmax(logits, -1)
-    torch.testing.assert_close(logprob, torch.stack([want[0, 3], want[1, tokens[1]]]))
-    assert ranks.tolist() == [
+    logprobs = torch.stack([want[0, 3], want[1, draws.tokens[1]]])
+    torch.testing.assert_close(torch.from_numpy(draws.logprobs), logprobs)
+    assert draws.ranks.tolist() == [
         1 + int((logits[0] > logits[0, 3]).sum()),
-        1 + int((logits[1] > logits[1, tokens[1]]).sum()),
+        1 + int((logits[1] > logits[1, draws.tokens[1]]).sum()),
     ]
-    assert top_ids.shape == (2, 2)
+    assert draws.top_ids.shape == (2, 2)
 
 
 def test_bad_words_are_taken_with_and_without_a_space() -> None:

@@ -14,11 +14,11 @@ from slipstream.core.errors import EngineDeadError, RequestFailedError, Slipstre
 from slipstream.core.outputs import Logprob, TokenLogprobs
 from slipstream.core.request import ChoiceDelta, Request, RequestUpdate
 from slipstream.engine.cost_model import CostModel
-from slipstream.engine.runner import Runner, StepResult
+from slipstream.engine.runner import Runner
 from slipstream.engine.scheduler import Scheduler, Work
 from slipstream.engine.sequence import Sequence, State
 from slipstream.engine.stats import EngineSnapshot, EngineStats
-from slipstream.sampling.batch import SamplingBatch
+from slipstream.sampling.batch import Draws, Sampler, SamplingBatch
 from slipstream.sampling.state import SequenceSampler
 from slipstream.text.detokenizer import Detokenizer
 from slipstream.text.tokenizer import Tokenizer
@@ -39,6 +39,7 @@ class Engine:
     """Continuous batching over one runner.
 
     `eos_ids` end a choice unless `ignore_eos`. `tokenizer` None: no text is made (stop strings cannot be used then).
+    `sampler` None: tokens are drawn by the op in PyTorch.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Engine:
         max_rows: int,
         max_step_ms: float,
         row_tile: int,
+        sampler: Sampler | None = None,
     ) -> None:
         self.runner = runner
         self.cache = cache
@@ -77,7 +79,7 @@ class Engine:
             max_pages=cache.pages_for(max_model_len),
             page_size=cache.page_size,
         )
-        self.sampling = SamplingBatch(vocab_size)
+        self.sampling = SamplingBatch(vocab_size, sampler)
         self.before_launch: Callable[[], None] | None = None
         """Called when all is ready for the device: what it does or wakes up runs while the device works."""
         self._active: dict[str, _Active] = {}
@@ -225,7 +227,7 @@ class Engine:
             return range(0)
         return range(max(start + 1, len(sequence.prompt_logprobs)), min(end + 1, sequence.prompt_len))
 
-    def _absorb(self, plan: list[Work], result: StepResult) -> list[RequestUpdate]:
+    def _absorb(self, plan: list[Work], result: Draws) -> list[RequestUpdate]:
         updates: dict[str, RequestUpdate] = {}
         row = 0
         now = time.monotonic()
@@ -255,7 +257,7 @@ class Engine:
         return [self._finish_update(update) for update in updates.values()]
 
     def _advance(
-        self, sequence: Sequence, rows: int, result: StepResult, row: int, update: RequestUpdate, now: float
+        self, sequence: Sequence, rows: int, result: Draws, row: int, update: RequestUpdate, now: float
     ) -> None:
         """Take a step's results for one sequence; its rows that wanted logits begin at `row`."""
         request = sequence.request
@@ -287,7 +289,7 @@ class Engine:
         self._accept(sequence, token, result, row, update, now)
 
     def _accept(
-        self, sequence: Sequence, token: int, result: StepResult, row: int, update: RequestUpdate, now: float
+        self, sequence: Sequence, token: int, result: Draws, row: int, update: RequestUpdate, now: float
     ) -> None:
         """Add a sampled token to a sequence, with its text, and see whether it ends it."""
         request, stats = sequence.request, self.stats
@@ -361,7 +363,7 @@ class Engine:
         update.deltas.append(delta)
         self.scheduler.finish(sequence)
 
-    def _logprobs(self, result: StepResult, row: int, token: int, top: int) -> TokenLogprobs:
+    def _logprobs(self, result: Draws, row: int, token: int, top: int) -> TokenLogprobs:
         """The token's own logprob first, then the `top` most likely ones."""
         found = {token: Logprob(float(result.logprobs[row]), int(result.ranks[row]), self._text_of(token))}
         for rank in range(min(top, result.top_ids.shape[1])):

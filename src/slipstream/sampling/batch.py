@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,30 @@ SampleArguments = tuple[
 ]
 
 
+@dataclass(slots=True)
+class Draws:
+    """Per row, in row order; see `slipstream.ops.sample` for what the arrays hold. Good until the next step."""
+
+    tokens: IntArray
+    logprobs: FloatArray
+    top_ids: IntArray
+    top_logprobs: FloatArray
+    ranks: IntArray
+
+
+class Sampler(Protocol):
+    """What may draw in the op's place; see `slipstream.kernels.cpu.sampling.NativeSampler`."""
+
+    def sample(
+        self,
+        logits: Any,
+        rows: int,
+        inputs: Sequence[npt.NDArray[Any] | None],
+        counts: tuple[int, int, int, int],
+        num_top: int,
+    ) -> tuple[IntArray, FloatArray, IntArray, FloatArray, IntArray]: ...
+
+
 class _Rows:
     """An array [n, ...] that grows by doubling and is emptied without giving memory back."""
 
@@ -61,11 +87,15 @@ class _Rows:
 class SamplingBatch:
     """Rows of one step in the order in which they are added, which must be that of the logits' rows.
 
-    Use: `clear`, then `add_row` (or a `SequenceSampler`'s `write_row`) per row, then `sample(logits)` or `tensors()`.
+    Use: `clear`, then `add_row` (or a `SequenceSampler`'s `write_row`) per row, then `draw(logits)` or `tensors()`.
+    `sampler` None: `draw` runs the op in PyTorch.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, sampler: Sampler | None = None) -> None:
         self.vocab_size = vocab_size
+        self.sampler = sampler
+        self.device_s = 0.0
+        """Seconds that the last `draw` spent outside of the host's own work."""
         self.num_top = 0
         self.num_rows = 0
         self._reals = _Rows((len(Real),), np.float32)
@@ -173,16 +203,34 @@ class SamplingBatch:
 
     def tensors(self, device: torch.device | str = "cpu") -> SampleArguments:
         """The op's arguments after `logits`. On the CPU they share memory with this object until `clear`."""
-        grammar = None
-        if self._uses_grammar:
-            self._grammar.extend(len(self) - self._grammar.count)  # rows without a grammar hold anything
-            grammar = self._grammar.tensor(device)
+        grammar = self._grammar_rows().tensor(device) if self._uses_grammar else None
         self._reals.count = self._wholes.count = len(self)
         lists = [rows.tensor(device) for rows in (self._reals, self._wholes, *self._lists)]
         reals, wholes, penalised, bias_at, bias_value, banned, allowed = lists
         return reals, wholes, penalised, bias_at, bias_value, banned, allowed, grammar, self.num_top
 
-    def sample(self, logits: torch.Tensor) -> SampleResult:
-        """Run the op on `logits` [R, V] float32, R = len(self); see `slipstream.ops.sample.sample` for the results."""
-        result: SampleResult = sample(logits, *self.tensors(logits.device))
+    def _grammar_rows(self) -> _Rows:
+        self._grammar.extend(len(self) - self._grammar.count)  # rows without a grammar hold anything
+        return self._grammar
+
+    def draw(self, logits: torch.Tensor) -> Draws:
+        """Draw tokens by `logits` [R, V] float32, R = len(self)."""
+        begin = perf_counter()
+        if self.sampler is None:
+            result = self._run_op(logits)
+        else:
+            inputs = (
+                *(self._reals.array, self._wholes.array, *(rows.array for rows in self._lists)),
+                self._grammar_rows().array if self._uses_grammar else None,
+            )
+            penalised, bias, _, banned, allowed = self._lists
+            counts = penalised.count, bias.count, banned.count, allowed.count
+            begin = perf_counter()
+            result = Draws(*self.sampler.sample(logits, self.num_rows, inputs, counts, self.num_top))
+        self.device_s = perf_counter() - begin
         return result
+
+    @torch.inference_mode()
+    def _run_op(self, logits: torch.Tensor) -> Draws:
+        result: SampleResult = sample(logits, *self.tensors(logits.device))
+        return Draws(*(output.cpu().numpy() for output in result))
