@@ -44,6 +44,9 @@ class CpuDevice(Processor):
         """The step of a model with its caches. Nothing is compiled on this path."""
         return TiledStep(model, caches, self.row_tile)
 
+    def sampler(self, vocab_size: int) -> None:
+        """Tokens are drawn by the op in PyTorch."""
+
     @contextmanager
     def running_on(self, threads: int) -> Iterator[None]:
         """Steps inside run on so many threads."""

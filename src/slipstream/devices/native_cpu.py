@@ -19,6 +19,7 @@ from slipstream.devices.packed_file import huge_memory
 from slipstream.devices.program_cache import Options, Prepared, Progress, WeightSource, prepare
 from slipstream.devices.reference_calls import ReferenceCall, needed_inputs
 from slipstream.kernels.cpu.library import NativeLibrary, NativePool, NativeProgram
+from slipstream.kernels.cpu.sampling import NativeSampler
 
 HEAD_STEP, WIDEST_HEAD = 32, 256
 """Widths of attention heads that the library's kernels take."""
@@ -103,6 +104,10 @@ class NativeCpuDevice(Processor):
             references=self._references,
             remake=self._new_program,
         )
+
+    def sampler(self, vocab_size: int) -> NativeSampler:
+        """What draws tokens from the step's logits, on the same threads."""
+        return NativeSampler(self.library, vocab_size, pool=self._pool(self.threads))
 
     @contextmanager
     def running_on(self, threads: int) -> Iterator[None]:

@@ -107,6 +107,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
         max_rows=max_rows(config),
         max_step_ms=config.max_step_ms,
         row_tile=device.row_tile,
+        sampler=device.sampler(model.vocab_size),
     )
     report["start"] = f"{time.perf_counter() - begin:.1f} s"
     return LoadedEngine(config, engine, inputs, model, checkpoint, device, weights, report)

@@ -57,7 +57,7 @@ inline void write_value(const Cache &c, const Place &place, const float *x) {
 }
 
 // A head of queries, keys or values: its outputs for up to GROUP rows, then what follows while they are at hand.
-inline void run_qkv(ss_program &p, const Instr &in, int32_t unit) {
+inline void run_qkv(ss_program &p, const Instr &in, int32_t unit, Crew crew) {
     const Buffer &from = p.buffers[in.in];
     const Cache &cache = p.caches[in.cache];
     const int32_t rows = p.step.batch.num_rows;
@@ -66,14 +66,17 @@ inline void run_qkv(ss_program &p, const Instr &in, int32_t unit) {
     const Weight &w = p.weights[is_query ? in.q : is_key ? in.k : in.v];
     const int32_t bias = is_query ? in.q_bias : is_key ? in.k_bias : in.v_bias;
     const int32_t norm = is_query ? in.q_norm : is_key ? in.k_norm : -1;
-    const int32_t passes = (rows + GROUP - 1) / GROUP;
+    const int32_t passes = (rows + GROUP - 1) / GROUP, units = in.width / (2 * LANES);
+    const bool last = is_last_piece(unit, in.heads + 2 * in.kv_heads, crew);
     float y[GROUP][256];
     for (int32_t first = 0; first < rows; first += GROUP) {
         const int32_t count = first + GROUP < rows ? GROUP : rows - first;
         const Rows x = rows_from(from, first, count);
-        for (int32_t u = 0; u < in.width / (2 * LANES); ++u) {
+        for (int32_t u = 0; u < units; ++u) {
             F part[2][GROUP];
-            product(w, head * in.width / (2 * LANES) + u, x, count, Pass{first / GROUP, passes}, part);
+            const Range all{head * units, (head + 1) * units};
+            const Pass pass{first / GROUP, passes, behind(p, in, w, all.begin + u, all, last, crew)};
+            product(w, all.begin + u, x, count, pass, part);
             for (int32_t t = 0; t < 2; ++t) {
                 const int32_t at = (2 * u + t) * LANES;
                 add_bias(p, bias, head * in.width + at, LANES, count, part[t]);
@@ -304,11 +307,30 @@ void segment_of(const ss_program &p, const Instr &in, int32_t head, int32_t sequ
     for (int n = 0; n < N; ++n) alone(n, common_high, end[n]);
 }
 
-template <int BYTES, int N = ITEMS>
+// How many of `left` items go together: numbers for which there is code.
+inline int32_t items_at_once(int32_t left) {
+    for (const int32_t count : {12, 8, 6, 4, 3, 2})
+        if (count <= ITEMS && count <= left) return count;
+    return 1;
+}
+
+template <int BYTES>
 inline void segment_of_count(const ss_program &p, const Instr &in, int32_t head, int32_t sequence, int32_t segment,
                              const Items &items, float (*weighted)[256], float *maximum, float *sum) {
-    if (items.count == N) return segment_of<BYTES, N>(p, in, head, sequence, segment, items, weighted, maximum, sum);
-    if constexpr (N > 1) segment_of_count<BYTES, N - 1>(p, in, head, sequence, segment, items, weighted, maximum, sum);
+#define SS_CASE(N) \
+    case N:        \
+        if constexpr (N <= ITEMS) segment_of<BYTES, N>(p, in, head, sequence, segment, items, weighted, maximum, sum); \
+        return
+    switch (items.count) {
+        SS_CASE(1);
+        SS_CASE(2);
+        SS_CASE(3);
+        SS_CASE(4);
+        SS_CASE(6);
+        SS_CASE(8);
+        SS_CASE(12);
+    }
+#undef SS_CASE
 }
 
 inline float exp_of(float x) {
@@ -334,11 +356,11 @@ inline void fold_segment(float &maximum, float &sum, float *weighted, float m, f
     maximum = highest;
 }
 
-// Items [first, first + ITEMS) of a tile's rows times the heads of a group; row-major.
+// Some items from number `first` on of a tile's rows times the heads of a group; row-major.
 inline void take_items(const ss_program &p, const Instr &in, const RowTile &tile, int32_t head, int32_t first,
                        Items &items) {
     const int32_t per_group = in.heads / in.kv_heads, all = tile.count * per_group;
-    items.count = all - first < ITEMS ? all - first : ITEMS;
+    items.count = items_at_once(all - first);
     for (int32_t n = 0; n < items.count; ++n) {
         const int32_t row = (first + n) / per_group, h = head * per_group + (first + n) % per_group;
         const float *query = p.buffers[in.query].row<float>(tile.first + row) + h * in.width;
@@ -388,7 +410,7 @@ inline void run_attend(ss_program &p, const Instr &in, int32_t piece) {
     const RowTile &tile = step.tiles[index];
     float weighted[ITEMS][256], maximum[ITEMS], sum[ITEMS];
     Items items;
-    for (int32_t first = 0; first < tile.count * per_group; first += ITEMS) {
+    for (int32_t first = 0; first < tile.count * per_group; first += items.count) {
         take_items(p, in, tile, head, first, items);
         if (segment >= 0) {
             compute_segment(p, in, head, tile.sequence, segment, items, weighted, maximum, sum);

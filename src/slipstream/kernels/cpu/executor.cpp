@@ -89,11 +89,9 @@ struct Run final : ss_phases {
             case Op::silu_mul: return row_pieces(rows_of(p, in.gate));
             case Op::add: return row_pieces(rows_of(p, in.a));
             case Op::select: return row_pieces(p.step.batch.num_wanted);
-            case Op::linear: {
-                const Weight &w = p.weights[in.weight];
-                const int32_t own = rows_of(p, in.in), units = (w.tiles + 1) / 2;
-                return own == 0 ? 0 : unit_pieces(units, units_in_piece(units, 2 * w.tile_bytes, own, workers));
-            }
+            case Op::linear:
+            case Op::gateup:
+            case Op::moe_down: return cut_of(p, in, workers).pieces;
             case Op::qkv: return in.heads + 2 * in.kv_heads;
             case Op::write_kv: return p.caches[in.cache].heads;
             case Op::attend:
@@ -101,25 +99,14 @@ struct Run final : ss_phases {
             case Op::attend_merge:
                 if (!p.buffers[in.out].q8 && !p.step.split) return 0;
                 return rows <= FEW_ROWS ? 1 : int32_t(p.step.tiles.size());
-            case Op::gateup: {
-                const Weight &gate = p.weights[in.gate], &up = p.weights[in.up];
-                const int32_t own = rows_of(p, in.in), units = (gate.tiles + 1) / 2;
-                const int64_t bytes = 2 * (gate.tile_bytes + up.tile_bytes);
-                return own == 0 ? 0 : unit_pieces(units, units_in_piece(units, bytes, own, workers));
-            }
             case Op::moe_gateup: return expert_pieces(p, in, workers);
-            case Op::moe_down: {
-                const Weight &down = p.weights[in.down];
-                const int32_t units = (down.tiles + 1) / 2;
-                return unit_pieces(units, units_in_piece(units, 2 * down.tile_bytes, rows, workers));
-            }
             case Op::reference: return 0;
         }
         return 0;
     }
 
-    void run(int32_t phase, int32_t piece, int32_t) override {
-        p.kernels->run(p, p.instrs[phase], piece, workers);
+    void run(int32_t phase, int32_t piece, int32_t worker) override {
+        p.kernels->run(p, p.instrs[phase], piece, {worker, workers});
     }
 
   private:
@@ -152,6 +139,25 @@ bool fits(const ss_program &p, const ss_batch &batch) {
 }
 
 }  // namespace
+
+const uint8_t *next_weights(const ss_program &p, const Instr &instr, Crew crew) {
+    const Instr *const end = p.instrs.data() + p.instrs.size();
+    for (const Instr *in = &instr + 1; in < end; ++in) {
+        if (in->op == Op::linear || in->op == Op::gateup) {
+            const Cut cut = cut_of(p, *in, crew.workers);
+            const Weight &w = p.weights[in->op == Op::linear ? in->weight : in->gate];
+            return w.tile(2LL * first_piece(cut.pieces, crew) * cut.in_piece);
+        }
+        if (in->op == Op::qkv) {
+            const int32_t head = first_piece(in->heads + 2 * in->kv_heads, crew), tiles = in->width / LANES;
+            if (head < in->heads) return p.weights[in->q].tile(int64_t(head) * tiles);
+            if (head < in->heads + in->kv_heads) return p.weights[in->k].tile(int64_t(head - in->heads) * tiles);
+            return p.weights[in->v].tile(int64_t(head - in->heads - in->kv_heads) * tiles);
+        }
+        if (in->op == Op::moe_route) return nullptr;
+    }
+    return nullptr;
+}
 
 }  // namespace ss
 

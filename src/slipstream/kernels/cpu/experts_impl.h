@@ -24,7 +24,7 @@ inline void choose_experts(ss_program &p, const Instr &in, int32_t row) {
     float highest = -INFINITY;
     F y[2][GROUP];
     for (int32_t t = 0; t < router.tiles; ++t) {
-        if (t % 2 == 0) product(router, t / 2, x, 1, Pass{0, 1}, y);
+        if (t % 2 == 0) product(router, t / 2, x, 1, Pass{0, 1, router.tile(t + 2)}, y);
         const int32_t left = in.experts - t * LANES;
         store_n(share + t * LANES, y[t % 2][0], left < LANES ? left : LANES);
     }
@@ -73,14 +73,15 @@ inline void run_moe_gateup(ss_program &p, const Instr &in, int32_t piece) {
     const int32_t units = (gate.tiles + 1) / 2;
     const Range range = unit_range(units, p.step.units_per_piece, piece % p.step.pieces_per_expert);
     const Choice *choices = p.step.choices.data() + use.begin;
-    in_panels(range, use.count, [&](int32_t unit, int32_t first, int32_t count, Pass pass) {
+    in_panels(range, use.count, [&](int32_t unit, int32_t first, int32_t count, int32_t number, int32_t of) {
+        const Pass in_gate{number, of, gate.tile(2 * unit + 2)}, in_up{number, of, up.tile(2 * unit + 2)};
         Rows x;
         for (int32_t r = 0; r < count; ++r) {
             const int32_t row = choices[first + r].row;
             x.at[r] = quantised ? expert_input(p, in, row) : p.buffers[in.in].row<uint8_t>(row);
         }
         F y[2][GROUP];
-        gated_unit(p, in, gate, up, unit, x, count, pass, y);
+        gated_unit(p, in, gate, up, unit, x, count, in_gate, in_up, y);
         for (int32_t r = 0; r < count; ++r) {
             uint8_t *hidden = expert_hidden(p, in, choices[first + r].slot);
             if (to_q8) {
@@ -93,12 +94,12 @@ inline void run_moe_gateup(ss_program &p, const Instr &in, int32_t piece) {
     });
 }
 
-inline void run_moe_down(ss_program &p, const Instr &in, int32_t piece, int32_t workers) {
+inline void run_moe_down(ss_program &p, const Instr &in, int32_t piece, Crew crew) {
     const Weight &any = p.weights[in.down];
     const Buffer &out = p.buffers[in.out];
     const int32_t rows = p.step.batch.num_rows;
-    const int32_t units = (any.tiles + 1) / 2;
-    const Range range = unit_range(units, units_in_piece(units, 2 * any.tile_bytes, rows, workers), piece);
+    const Cut cut = cut_of(p, in, crew.workers);
+    const Range range = unit_range(cut.units, cut.in_piece, piece);
     for (int32_t unit = range.begin; unit < range.end; ++unit) {
         const int32_t at = unit * 2 * LANES, tiles = any.tiles - 2 * unit < 2 ? 1 : 2;
         for (int32_t r = 0; r < rows; ++r)
@@ -110,8 +111,9 @@ inline void run_moe_down(ss_program &p, const Instr &in, int32_t piece, int32_t 
                 Rows x;
                 for (int32_t r = 0; r < count; ++r) x.at[r] = expert_hidden(p, in, choices[first + r].slot);
                 F y[2][GROUP];
-                product(p.weights[in.down + use.expert], unit, x, count,
-                        Pass{first / GROUP, (use.count + GROUP - 1) / GROUP}, y);
+                const Weight &down = p.weights[in.down + use.expert];
+                const Pass pass{first / GROUP, (use.count + GROUP - 1) / GROUP, down.tile(2 * unit + 2)};
+                product(down, unit, x, count, pass, y);
                 for (int32_t r = 0; r < count; ++r) {
                     const F share = splat(choices[first + r].share);
                     float *sum = out.row<float>(choices[first + r].row) + at;

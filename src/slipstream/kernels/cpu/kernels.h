@@ -3,9 +3,18 @@
 
 #include "program.h"
 
+namespace ss {
+
+// Who works on a piece, and among how many.
+struct Crew {
+    int32_t worker, workers;
+};
+
+}  // namespace ss
+
 // `run` does one piece of an instruction of the program's current step.
 struct ss_kernels {
-    void (*run)(ss_program &program, const ss::Instr &instr, int32_t piece, int32_t workers);
+    void (*run)(ss_program &program, const ss::Instr &instr, int32_t piece, ss::Crew crew);
 };
 
 namespace ss {
@@ -52,6 +61,43 @@ inline int32_t unit_pieces(int32_t units, int32_t in_piece) { return (units + in
 inline Range unit_range(int32_t units, int32_t in_piece, int32_t piece) {
     const int32_t end = (piece + 1) * in_piece;
     return {piece * in_piece, end < units ? end : units};
+}
+
+// The pool gives every worker a range of a phase's pieces to begin with.
+inline int32_t first_piece(int32_t pieces, Crew crew) { return int32_t(int64_t(pieces) * crew.worker / crew.workers); }
+
+inline bool is_last_piece(int32_t piece, int32_t pieces, Crew crew) {
+    return piece + 1 == first_piece(pieces, {crew.worker + 1, crew.workers});
+}
+
+// The first weights that a worker will read in the instructions behind `instr`; null if there are none.
+const uint8_t *next_weights(const ss_program &program, const Instr &instr, Crew crew);
+
+// Pieces of an instruction whose pieces are ranges of units of a weight, and how many units a piece has.
+struct Cut {
+    int32_t units, in_piece, pieces;
+};
+
+inline Cut cut_of(int32_t tiles, int64_t tile_bytes, int32_t rows, int32_t workers) {
+    const int32_t units = (tiles + 1) / 2, in_piece = units_in_piece(units, 2 * tile_bytes, rows, workers);
+    return {units, in_piece, rows == 0 ? 0 : unit_pieces(units, in_piece)};
+}
+
+inline Cut cut_of(const ss_program &p, const Instr &in, int32_t workers) {
+    switch (in.op) {
+        case Op::linear: {
+            const Weight &w = p.weights[in.weight];
+            return cut_of(w.tiles, w.tile_bytes, rows_of(p, in.in), workers);
+        }
+        case Op::gateup: {
+            const Weight &gate = p.weights[in.gate], &up = p.weights[in.up];
+            return cut_of(gate.tiles, gate.tile_bytes + up.tile_bytes, rows_of(p, in.in), workers);
+        }
+        default: {  // moe_down
+            const Weight &down = p.weights[in.down];
+            return cut_of(down.tiles, down.tile_bytes, p.step.batch.num_rows, workers);
+        }
+    }
 }
 
 }  // namespace ss

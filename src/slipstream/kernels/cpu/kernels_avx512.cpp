@@ -15,6 +15,9 @@
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
+// Loops over registers must be unrolled before the compiler decides what lives in memory.
+#define SS_UNROLL _Pragma("GCC unroll 64")
+
 namespace ss {
 
 namespace {

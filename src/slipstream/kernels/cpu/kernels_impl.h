@@ -1,9 +1,6 @@
 // All kernels over sixteen lanes. Included once per instruction set, inside its namespace, behind its lanes_*.h, so
 // that the same source with the same order of operations gives the same bits on each.
 
-// Loops over registers must be unrolled before the compiler decides what lives in memory.
-#define SS_UNROLL _Pragma("GCC unroll 64")
-
 inline F exp16(F x) {
     // Polynomial of Cephes' expf (Moshier), below the smallest normal result zero.
     F y = min(x, splat(88.02969f));
@@ -205,27 +202,25 @@ inline void run_select(ss_program &p, const Instr &in, int32_t piece) {
                size_t(p.buffers[in.in].row_bytes));
 }
 
-void run(ss_program &p, const Instr &in, int32_t piece, int32_t workers) {
+void run(ss_program &p, const Instr &in, int32_t piece, Crew crew) {
     switch (in.op) {
         case Op::embed: return run_embed(p, in, piece);
         case Op::rope_table: return run_rope_table(p, in, piece);
         case Op::norm: return run_norm(p, in, piece);
         case Op::quant: return run_quant(p, in, piece);
-        case Op::linear: return run_linear(p, in, piece, workers);
-        case Op::qkv: return run_qkv(p, in, piece);
+        case Op::linear: return run_linear(p, in, piece, crew);
+        case Op::qkv: return run_qkv(p, in, piece, crew);
         case Op::rope: return run_rope(p, in, piece);
         case Op::write_kv: return run_write_kv(p, in, piece);
         case Op::attend: return run_attend(p, in, piece);
         case Op::attend_merge: return run_attend_merge(p, in, piece);
-        case Op::gateup: return run_gateup(p, in, piece, workers);
+        case Op::gateup: return run_gateup(p, in, piece, crew);
         case Op::silu_mul: return run_silu_mul(p, in, piece);
         case Op::add: return run_add(p, in, piece);
         case Op::select: return run_select(p, in, piece);
         case Op::moe_route: return run_moe_route(p, in, piece);
         case Op::moe_gateup: return run_moe_gateup(p, in, piece);
-        case Op::moe_down: return run_moe_down(p, in, piece, workers);
+        case Op::moe_down: return run_moe_down(p, in, piece, crew);
         case Op::reference: return;
     }
 }
-
-#undef SS_UNROLL

@@ -8,6 +8,8 @@
 #include "kernels.h"
 #include "scalar.h"
 
+#define SS_UNROLL  // here lanes live in memory
+
 namespace ss {
 
 namespace {

@@ -96,7 +96,7 @@ inline I dot4(I sum, B a, const int8_t *x) {
 }
 inline void fetch(const void *) {}
 
-constexpr int GROUP = 4;  // rows that share a pass over two tiles of weights
+constexpr int GROUP = 2;  // rows that share a pass over two tiles of weights
 constexpr bool MANY_REGISTERS = false;
 
 #undef SS_EACH

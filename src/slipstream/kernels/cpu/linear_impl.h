@@ -240,16 +240,17 @@ __attribute__((noinline)) void product_of(const Weight &w, const uint8_t *data, 
     }
 }
 
-// Which of several passes over the same weights this is: each fetches its part of the weights behind them.
+// Which of several passes over the same weights this is, and what weights come after them: each pass fetches its part.
 struct Pass {
     int32_t number, of;
+    const uint8_t *next;
 };
 
 // Outputs [32 * unit, 32 * unit + 32) of up to GROUP rows; zero where there is no second tile.
 inline void product(const Weight &w, int32_t unit, const Rows &rows, int32_t count, Pass pass, F (*result)[GROUP]) {
     const uint8_t *tile = w.tile(2 * unit);
     const int64_t lines = (2 * w.tile_bytes / 64 + pass.of - 1) / pass.of;
-    const Fetch ahead{tile + 2 * w.tile_bytes + pass.number * lines * 64, int32_t((lines + w.blocks - 1) / w.blocks)};
+    const Fetch ahead{pass.next + pass.number * lines * 64, int32_t((lines + w.blocks - 1) / w.blocks)};
     if (2 * unit + 1 < w.tiles) return product_of<2>(w, tile, rows, count, ahead, result);
     product_of<1>(w, tile, rows, count, ahead, result);
     for (int32_t r = 0; r < count; ++r) result[1][r] = splat(0.0f);
@@ -258,15 +259,24 @@ inline void product(const Weight &w, int32_t unit, const Rows &rows, int32_t cou
 // Rows whose activations stay in the second-level cache while the tiles of a piece pass over them.
 constexpr int32_t PANEL = 128;
 
-// Calls `body(unit, first_row, count, pass)` for groups of rows and units so that both stay in caches.
+// Calls `body(unit, first_row, count, number, of)` for groups of rows and units so that both stay in caches: it is pass
+// `number` of `of` over the unit's weights.
 template <class Body> inline void in_panels(Range units, int32_t rows, Body body) {
     for (int32_t panel = 0; panel < rows; panel += PANEL) {
         const int32_t end = panel + PANEL < rows ? panel + PANEL : rows;
         const int32_t passes = (end - panel + GROUP - 1) / GROUP;
         for (int32_t unit = units.begin; unit < units.end; ++unit)
             for (int32_t r = panel; r < end; r += GROUP)
-                body(unit, r, r + GROUP < end ? GROUP : end - r, Pass{(r - panel) / GROUP, passes});
+                body(unit, r, r + GROUP < end ? GROUP : end - r, (r - panel) / GROUP, passes);
     }
+}
+
+// Weights that are read after unit `unit` of weight `w` by who has range `units` of them as its piece.
+inline const uint8_t *behind(const ss_program &p, const Instr &in, const Weight &w, int32_t unit, Range units,
+                             bool last_piece, Crew crew) {
+    if (unit + 1 == units.end && last_piece)
+        if (const uint8_t *next = next_weights(p, in, crew)) return next;
+    return w.tile(2 * unit + 2);
 }
 
 // Adds a vector to outputs [at, at + 16) of every row.
@@ -276,12 +286,14 @@ inline void add_bias(const ss_program &p, int32_t bias, int32_t at, int32_t left
     for (int32_t r = 0; r < count; ++r) y[r] = add(y[r], values);
 }
 
-inline void run_linear(ss_program &p, const Instr &in, int32_t piece, int32_t workers) {
+inline void run_linear(ss_program &p, const Instr &in, int32_t piece, Crew crew) {
     const Weight &w = p.weights[in.weight];
     const Buffer &from = p.buffers[in.in];
-    const int32_t rows = rows_of(p, in.in), units = (w.tiles + 1) / 2;
-    const Range range = unit_range(units, units_in_piece(units, 2 * w.tile_bytes, rows, workers), piece);
-    in_panels(range, rows, [&](int32_t unit, int32_t first, int32_t count, Pass pass) {
+    const Cut cut = cut_of(p, in, crew.workers);
+    const Range range = unit_range(cut.units, cut.in_piece, piece);
+    const bool last = is_last_piece(piece, cut.pieces, crew);
+    in_panels(range, rows_of(p, in.in), [&](int32_t unit, int32_t first, int32_t count, int32_t number, int32_t of) {
+        const Pass pass{number, of, behind(p, in, w, unit, range, last, crew)};
         F y[2][GROUP];
         product(w, unit, rows_from(from, first, count), count, pass, y);
         for (int32_t t = 0; t < 2 && 2 * unit + t < w.tiles; ++t) {
@@ -299,10 +311,10 @@ inline void run_linear(ss_program &p, const Instr &in, int32_t piece, int32_t wo
 
 // Outputs [32 * unit, 32 * unit + 32) of the gated pair, zero beyond the last.
 inline void gated_unit(const ss_program &p, const Instr &in, const Weight &gate, const Weight &up, int32_t unit,
-                       const Rows &rows, int32_t count, Pass pass, F (*result)[GROUP]) {
+                       const Rows &rows, int32_t count, Pass in_gate, Pass in_up, F (*result)[GROUP]) {
     F u[2][GROUP];
-    product(gate, unit, rows, count, pass, result);
-    product(up, unit, rows, count, pass, u);
+    product(gate, unit, rows, count, in_gate, result);
+    product(up, unit, rows, count, in_up, u);
     for (int32_t t = 0; t < 2; ++t) {
         const int32_t at = (2 * unit + t) * LANES, left = gate.outputs - at < LANES ? gate.outputs - at : LANES;
         if (left > 0) {
@@ -314,15 +326,17 @@ inline void gated_unit(const ss_program &p, const Instr &in, const Weight &gate,
     }
 }
 
-inline void run_gateup(ss_program &p, const Instr &in, int32_t piece, int32_t workers) {
+inline void run_gateup(ss_program &p, const Instr &in, int32_t piece, Crew crew) {
     const Weight &gate = p.weights[in.gate], &up = p.weights[in.up];
     const Buffer &from = p.buffers[in.in], &out = p.buffers[in.out];
-    const int32_t rows = rows_of(p, in.in), units = (gate.tiles + 1) / 2;
-    const int64_t unit_bytes = 2 * (gate.tile_bytes + up.tile_bytes);
-    const Range range = unit_range(units, units_in_piece(units, unit_bytes, rows, workers), piece);
-    in_panels(range, rows, [&](int32_t unit, int32_t first, int32_t count, Pass pass) {
+    const Cut cut = cut_of(p, in, crew.workers);
+    const Range range = unit_range(cut.units, cut.in_piece, piece);
+    const bool last = is_last_piece(piece, cut.pieces, crew);
+    in_panels(range, rows_of(p, in.in), [&](int32_t unit, int32_t first, int32_t count, int32_t number, int32_t of) {
+        const Pass in_gate{number, of, behind(p, in, gate, unit, range, last, crew)};
+        const Pass in_up{number, of, behind(p, in, up, unit, range, false, crew)};
         F y[2][GROUP];
-        gated_unit(p, in, gate, up, unit, rows_from(from, first, count), count, pass, y);
+        gated_unit(p, in, gate, up, unit, rows_from(from, first, count), count, in_gate, in_up, y);
         for (int32_t r = 0; r < count; ++r) {
             if (out.q8) {
                 quantise(y[0][r], y[1][r], out.row<Q8Block>(first + r) + unit);

@@ -156,7 +156,9 @@ struct ss_pool {
             for (int32_t piece; (piece = take(range, number)) >= 0; ++own) work->run(running, piece, worker);
         }
         if (own == 0) return;
-        if (done.fetch_add(own, std::memory_order_acq_rel) + own == total.load(std::memory_order_relaxed)) {
+        // Read before the addition: behind it, another worker may already have opened the next phase.
+        const int32_t all = total.load(std::memory_order_relaxed);
+        if (done.fetch_add(own, std::memory_order_acq_rel) + own == all) {
             me = worker;
             if (!advance(running + 1)) {
                 state.store(((number + 1) << 1) | ENDED, std::memory_order_seq_cst);
