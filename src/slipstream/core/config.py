@@ -70,7 +70,7 @@ class EngineConfig:
     model: str = ""
     tokenizer: str | None = None
     chat_template: str | None = None
-    numerics: str = "reference"
+    numerics: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
     device: str = "cpu"

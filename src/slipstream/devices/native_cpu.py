@@ -23,6 +23,8 @@ from slipstream.kernels.cpu.sampling import NativeSampler
 
 HEAD_STEP, WIDEST_HEAD = 32, 256
 """Widths of attention heads that the library's kernels take."""
+SMALL_PAGES = 4 * 2**20
+"""Bytes of a layer's cache before huge pages begin: a first token would take one of 2 MiB in every layer."""
 
 
 class NativeCpuDevice(Processor):
@@ -83,10 +85,11 @@ class NativeCpuDevice(Processor):
                 f"page_size must be {LEAST_NATIVE_PAGE} or more with native numerics, not {page_size}",
                 param="page_size",
             )
-        sizes = [_page_bytes(spec, page_size, self.options.cache_kind) for spec in specs]
-        return [
-            torch.from_numpy(np.frombuffer(huge_memory(pages * size), np.uint8)).view(pages, size) for size in sizes
-        ]
+
+        def zeros(size: int) -> Tensor:
+            return torch.from_numpy(np.frombuffer(huge_memory(pages * size, SMALL_PAGES), np.uint8)).view(pages, size)
+
+        return [zeros(_page_bytes(spec, page_size, self.options.cache_kind)) for spec in specs]
 
     def compile(self, model: Any, caches: list[Tensor]) -> NativeStep:
         """The step of the model that this was prepared for, with its caches."""

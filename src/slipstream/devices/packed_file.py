@@ -42,13 +42,17 @@ class PackedWeights:
         return int(self.data.ctypes.data)
 
 
-def huge_memory(size: int) -> mmap.mmap:
-    """Zeroed memory of this process, in huge pages where the system gives them; it is taken when it is first used."""
+def huge_memory(size: int, begin: int = 0) -> mmap.mmap:
+    """Zeroed memory of this process; it is taken when it is first used.
+
+    From byte `begin` (a multiple of the system's page) on it is in huge pages where the system gives them. They are
+    read a little faster, but the first byte that is used of one takes all of it.
+    """
     # Python's default is a shared mapping, which the system treats as a file: it gets no huge pages.
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if hasattr(mmap, "MADV_HUGEPAGE") and begin < size:
         with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            memory.madvise(mmap.MADV_HUGEPAGE, begin)
     return memory
 
 
@@ -109,6 +113,20 @@ def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> bool:
             temporary.unlink(missing_ok=True)
         return False
     return True
+
+
+def mark_used(path: Path) -> None:
+    """Count a file as used now."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def last_used(path: Path) -> float:
+    """When a file was written or marked as used, in seconds as `time.time` counts; 0 if it is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _header(layout: str, size: int) -> bytes:

@@ -20,6 +20,8 @@ from slipstream.kernels.cpu.program import ROWS
 from slipstream.ops.rows import Rows
 
 _PRIMES = (4177, 5003, 6007, 7001)
+_SILENT = ("prim", "prims", "profiler")
+"""Namespaces of what computes nothing of a step."""
 _PAGES, _PAGE_SIZE, _SEQUENCES, _TABLE = 23, 16, 5, 11
 
 
@@ -153,7 +155,7 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.namespace not in ("aten", "slipstream"):
+        if func.namespace in _SILENT:
             return result
         given = tuple(self._seen(each) for each in args)
         named = {key: self._seen(each) for key, each in (kwargs or {}).items()}

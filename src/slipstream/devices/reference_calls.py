@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.devices.not_lowerable import NotLowerable
 from slipstream.kernels.cpu.program import ROWS
 
 
@@ -40,8 +41,11 @@ class ReferenceCall:
         self.wanted = bool(description["wanted"])
         name: str = description["op"]
         found: Any = torch.ops
-        for part in (f"{name}.default" if name.startswith("slipstream.") else name).split("."):
-            found = getattr(found, part)
+        try:
+            for part in (f"{name}.default" if name.startswith("slipstream.") else name).split("."):
+                found = getattr(found, part)
+        except AttributeError as error:
+            raise NotLowerable(f"the model uses the operator {name}, which torch does not know") from error
         self._operator: Callable[..., Tensor] = found
 
     def run(self, given: Sequence[Tensor], rows: int, row_input: Callable[[str], Tensor]) -> Tensor:

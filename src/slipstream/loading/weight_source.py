@@ -27,6 +27,7 @@ class CheckpointSource:
         self._checkpoint = checkpoint
         self._table = check_names(model, checkpoint)
         self.key = content_key(checkpoint.path)
+        self.place = str(checkpoint.path.resolve())
         self.config: Mapping[str, Any] = checkpoint.config
 
     def stored(self) -> Mapping[str, Sequence[Stored]]:

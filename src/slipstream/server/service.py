@@ -42,7 +42,6 @@ class Service:
         self.engine_config = engine_config
         self.names = tuple(config.served_model_name) or (engine_config.model or catalog.DEFAULT_MODEL,)
         self.created = int(time.time())
-        self.fingerprint = f"slipstream-{__version__}-{engine_config.numerics}"
         self.draining = False
         self.progress: tuple[str, int, int] = ("starting", 0, 0)
         self.weight_load_seconds: float | None = None
@@ -106,6 +105,12 @@ class Service:
     def uptime(self) -> float:
         """Seconds since this object was made."""
         return time.monotonic() - self._began
+
+    @property
+    def fingerprint(self) -> str:
+        """What answers name as the system that made them: equal seeds give equal answers where it is equal."""
+        chosen = "" if self._engine is None else self._engine.report.get("numerics", "")
+        return f"slipstream-{__version__}-{chosen.partition(':')[0] or self.engine_config.numerics}"
 
     @property
     def state(self) -> str:
