@@ -17,7 +17,7 @@ from slipstream.engine.collect import OutputCollector
 from slipstream.engine.core import Engine
 from slipstream.engine.cost_model import CostModel
 from slipstream.engine.inputs import InputProcessor
-from slipstream.engine.runner import Runner
+from slipstream.engine.runner import Runner, Step
 
 
 def make_engine(
@@ -34,11 +34,17 @@ def make_engine(
     tokenizer: Any = None,
     dtype: torch.dtype = torch.float32,
     costs: CostModel | None = None,
+    device: Any = None,
 ) -> Engine:
-    """An engine over `model` on the CPU's tiled step."""
-    caches = [torch.zeros(spec.shape(pages, page_size), dtype=dtype) for spec in model.cache_specs()]
+    """An engine over `model` on `device`, by default on the CPU's tiled step with caches of `dtype`."""
+    step: Step
+    if device is None:
+        caches = [torch.zeros(spec.shape(pages, page_size), dtype=dtype) for spec in model.cache_specs()]
+        step = TiledStep(model, caches)
+    else:
+        step = device.compile(model, device.allocate(model.cache_specs(), pages, page_size))
     return Engine(
-        Runner(TiledStep(model, caches)),
+        Runner(step),
         CacheManager(pages, page_size, window=longest_window(model.cache_specs()), prefix_caching=prefix_caching),
         costs or CostModel(0.1, 0.1, 0.01),
         vocab_size=model.vocab_size,
@@ -48,7 +54,8 @@ def make_engine(
         max_sequences=max_sequences,
         max_rows=max_rows,
         max_step_ms=max_step_ms,
-        row_tile=16,
+        row_tile=16 if device is None else device.row_tile,
+        sampler=None if device is None else device.sampler(model.vocab_size),
     )
 
 

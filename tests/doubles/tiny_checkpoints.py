@@ -155,7 +155,8 @@ def write_gguf(
         chosen = formats(name, values.shape) if callable(formats) else formats
         kind = gguf.GGMLQuantizationType["F32" if values.ndim == 1 else chosen]
         plain = kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
-        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=None if plain else kind)
+        stored = _k_blocks(values, kind.name) if kind.name in _K_SCALES else gguf.quants.quantize(values, kind)
+        writer.add_tensor(name, stored, raw_dtype=None if plain else kind)
     for name, values in (extra_tensors or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -163,6 +164,22 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path if path.exists() else min(path.parent.glob(f"{path.stem}-*-of-*.gguf"))
+
+
+# Where the float16 scales of a block of 256 stand, and what makes values of about one: (position, size).
+_K_SCALES = {"Q4_K": ((0, 2.4e-3), (2, 2.2e-3)), "Q5_K": ((0, 1.2e-3), (2, 1.1e-3)), "Q6_K": ((208, 7e-4),)}
+
+
+def _k_blocks(values: np.ndarray, name: str) -> np.ndarray:
+    """Random blocks of a K-quant, whose values are about as large as `values`; gguf cannot quantise to these."""
+    kind = gguf.GGMLQuantizationType[name]
+    count, size = gguf.GGML_QUANT_SIZES[kind]
+    draw = np.random.default_rng(values.size)
+    blocks = draw.integers(0, 256, (*values.shape[:-1], values.shape[-1] // count, size), dtype=np.uint8)
+    for at, scale in _K_SCALES[name]:
+        scales = (draw.uniform(0.5, 1.5, blocks.shape[:-1]) * scale * float(values.std())).astype("<f2")
+        blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+    return blocks.reshape(*values.shape[:-1], -1)
 
 
 def _metadata(arch: str, config: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """The engine's promises on the real model, in bits: tokens and log-probabilities do not depend on what shares the
-batch, on how prompts are cut, on the cache, on streaming, on aborts beside them, or on the number of threads.
+batch, on how prompts are cut, on the cache, on streaming, on aborts beside them, on the number of threads, or on the
+processor's instruction set.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,15 @@ import pytest
 import torch
 
 from doubles.engines import Driver, check_idle, make_engine
+from doubles.native_programs import libraries, why_missing
 from slipstream.core.config import EngineConfig
 from slipstream.core.request import Request
 from slipstream.core.sampling_params import SamplingParams
+from slipstream.devices.native_cpu import NativeCpuDevice
 from slipstream.engine.build import LoadedEngine, load_engine
 from slipstream.engine.core import Engine
+from slipstream.loading.weight_source import CheckpointSource
+from slipstream.models.registry import build_model
 
 pytestmark = pytest.mark.slow
 
@@ -40,22 +46,31 @@ PARAMS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+WAYS: dict[str, dict[str, Any]] = {
+    "native": {"numerics": "native"},
+    "native, int8 cache": {"numerics": "native", "kv_cache_dtype": "int8"},
+    "float32": {"numerics": "reference", "dtype": "float32"},
+    "bfloat16": {"numerics": "reference", "dtype": "bfloat16"},
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def loaded(request: pytest.FixtureRequest, default_model_path: Path) -> Iterator[LoadedEngine]:
+    settings = WAYS[request.param]
+    if settings["numerics"] == "native" and not libraries():
+        pytest.skip(why_missing())
     threads = torch.get_num_threads()
-    yield load_engine(
-        EngineConfig(model=str(default_model_path), dtype=request.param, max_model_len=512, cache_memory=2**29)
-    )
+    yield load_engine(EngineConfig(model=str(default_model_path), max_model_len=512, cache_memory=2**29, **settings))
     torch.set_num_threads(threads)
 
 
 def engine_for(loaded: LoadedEngine, **settings: Any) -> Engine:
     return make_engine(
         loaded.model,
+        device=loaded.device,
         **{"pages": 120, "page_size": 32, "max_model_len": 512, "max_rows": 512, **settings},
         eos_ids=loaded.engine.eos_ids,
         tokenizer=loaded.inputs.tokenizer,
-        dtype=loaded.device.dtype,
     )
 
 
@@ -149,12 +164,21 @@ def test_preempted(loaded: LoadedEngine, alone: list[Any]) -> None:
 
 
 def test_one_thread_equals_all(loaded: LoadedEngine, alone: list[Any]) -> None:
-    threads = torch.get_num_threads()
-    for count in {1, 2}:
-        torch.set_num_threads(count)
-        try:
+    for count in (1, 2):
+        with loaded.device.running_on(count):
             driver = Driver(engine_for(loaded))
             driver.run([request_of(loaded, index) for index in range(len(PROMPTS))])
-        finally:
-            torch.set_num_threads(threads)
+        check_all(driver, alone)
+
+
+def test_every_instruction_set_gives_the_same(loaded: LoadedEngine, alone: list[Any]) -> None:
+    device = loaded.device
+    if not isinstance(device, NativeCpuDevice):
+        pytest.skip("the PyTorch path has torch's own instruction sets")
+    for library in libraries():
+        model = build_model(loaded.checkpoint.config)
+        source = CheckpointSource(loaded.checkpoint, model)
+        lowered = NativeCpuDevice(library, model, model.cache_specs(), source, options=device.options)
+        driver = Driver(engine_for(replace(loaded, model=model, device=lowered)))
+        driver.run([request_of(loaded, index) for index in range(len(PROMPTS))])
         check_all(driver, alone)
