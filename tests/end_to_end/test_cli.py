@@ -11,10 +11,15 @@ import time
 
 import pytest
 
+from doubles.native_programs import libraries, why_missing
+from slipstream.kernels.cpu.library import ISAS
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("default_model_path")]
 
 MODEL = "smollm2-135m-instruct"
 COMMAND = [sys.executable, "-m", "slipstream"]
+
+needs_library = pytest.mark.skipif(not libraries(), reason=why_missing())
 
 
 def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
@@ -124,8 +129,10 @@ def test_models_fetch_prints_the_path(default_model_path):
 
 
 def test_doctor():
-    found = json.loads(check(run("doctor", "--json", "--threads", "1", "--page-size", "16")))
+    flags = ["doctor", "--json", "--threads", "1", "--page-size", "16"]
+    found = json.loads(check(run(*flags, "--numerics", "reference")))
     assert found["threads"] == {"count": 1, "why": "as set"}
+    assert found["numerics"].startswith("reference: ")
     assert found["ops"]["paged_attention"] != "reference"
     model = found["model"]
     assert model["loaded_bytes"] == 4 * 134_515_008
@@ -133,10 +140,36 @@ def test_doctor():
     assert "paged_attention" in check(run("doctor"))
 
 
-def test_doctor_checks_invariance():
-    found = json.loads(check(run("doctor", "--invariance", "--json")))
+@needs_library
+def test_doctor_shows_the_native_step_by_default():
+    found = json.loads(check(run("doctor", "--json", "--page-size", "16")))
+    assert found["numerics"].startswith("native: ")
+    assert found["ops"]["paged_attention"] == "attend"
+    assert found["ops"]["moe"] == "not in this model"
+    model = found["model"]
+    assert model["loaded_as"] == "packed"
+    assert model["loaded_bytes"] < 100 * 2**20
+    assert model["page_bytes"] == 30 * 2 * 3 * 64 * 16 * 2
+
+
+@pytest.mark.parametrize("numerics", ["auto", "reference"])
+def test_doctor_checks_invariance(numerics):
+    found = json.loads(check(run("doctor", "--invariance", "--json", "--numerics", numerics)))
     assert found["invariance"]["ok"] is True
     assert found["invariance"]["differences"] == []
+    assert len(found["invariance"]["ways"]) >= 3
+
+
+@needs_library
+def test_the_instruction_set_changes_no_bit():
+    flags = ["--max-tokens", "12", "--seed", "3", "--json", "--logprobs", "2", "--numerics", "native"]
+    answers = []
+    for library in libraries():
+        chosen = ISAS[library.isa]
+        done = run("generate", "Tell me about the sea.", *flags, SLIPSTREAM_NATIVE_ISA=chosen)
+        found = json.loads(check(done))
+        answers.append((found["token_ids"], found["logprobs"], found["text"]))
+    assert answers == answers[:1] * len(answers)
 
 
 def test_bench_latency(tmp_path):

@@ -19,6 +19,7 @@ from slipstream.core.config import EngineConfig
 from slipstream.core.errors import ConfigError
 from slipstream.devices.cpu import CpuDevice
 from slipstream.devices.native_cpu import NativeCpuDevice
+from slipstream.devices.native_step import NativeStep
 from slipstream.engine import numerics
 from slipstream.engine.invariance import check_invariance
 from slipstream.engine.numerics import choose_device
@@ -204,6 +205,28 @@ def test_a_row_depends_on_nothing_beside_it(tmp_path: Path, family: str) -> None
     assert isinstance(device, NativeCpuDevice)
     report = check_invariance(model, device)
     assert report.ok, report.differences
+    assert len(report.ways) == 5 + len(device.lower_sets)
+
+
+@needs_library
+def test_an_instruction_set_that_gives_other_bits_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", tiny_model(head_dim=32), formats="Q4_0"))
+    model = build_model(checkpoint.config)
+    device, _ = choose_device(EngineConfig(numerics="native", threads=1), model, checkpoint)
+    assert isinstance(device, NativeCpuDevice)
+    if not device.lower_sets:
+        pytest.skip("this processor has one instruction set")
+    run = NativeStep.run
+
+    def wrong(step: NativeStep, batch: StepBatch) -> torch.Tensor:
+        return run(step, batch) + (1e-6 if device.library.isa == 0 else 0.0)
+
+    monkeypatch.setattr(NativeStep, "run", wrong)
+    report = check_invariance(model, device, rounds=1)
+    assert [difference.way for difference in report.differences] == [
+        "batched in random chunks with portable instructions"
+    ]
+    assert report.differences[0].first_op is None
 
 
 @needs_library

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from doubles.tiny_checkpoints import tiny_model, write_folder, write_gguf
-from slipstream.devices.program_cache import Options, Prepared, prepare
+from slipstream.devices.program_cache import KEPT, Options, Prepared, prepare
 from slipstream.kernels.cpu.packing import unpack
 from slipstream.loading.checkpoint import open_checkpoint
 from slipstream.loading.weight_source import CheckpointSource, content_key
@@ -141,6 +143,45 @@ def test_two_starts_at_once(path: Path, tmp_path: Path) -> None:
         check(each, path)
     assert not files(tmp_path, ".writing-*")
     assert len(files(tmp_path, "*")) == 2
+
+
+def aged(file: Path, days: float) -> None:
+    then = time.time() - days * 24 * 3600
+    os.utime(file, (then, then))
+
+
+def test_what_was_not_used_for_longest_is_removed(path: Path, tmp_path: Path) -> None:
+    other = write_gguf(tmp_path / "other.gguf", tiny_model("llama"), formats="Q4_0")
+    made(other)
+    theirs = set(files(tmp_path, "*"))
+    for file in theirs:
+        aged(file, 90)
+    first = made(path)
+    (used,) = set(files(tmp_path, "*.weights")) - theirs
+    for seed in range(1, 6):
+        for file in set(files(tmp_path, "*")) - theirs:
+            aged(file, 60 - seed)
+        made(path, cache_kind="int8")  # the first weights, which are marked as used
+        write_gguf(path, tiny_model("qwen2", seed=seed), formats="Q4_1")
+        made(path)
+    mine = set(files(tmp_path, "*")) - theirs
+    for suffix, kept in KEPT.items():
+        assert sum(file.suffix == suffix for file in mine) <= kept
+    assert theirs <= set(files(tmp_path, "*"))
+    assert made(path).origin == "from the cache"
+    # What is open stays readable: the first weights are in memory, their file is long gone.
+    assert used not in mine
+    assert first.weights.data.sum() > 0
+
+
+def test_files_that_were_never_finished_are_removed(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "programs"
+    folder.mkdir(parents=True)
+    for name, days in ((".writing-old", 2.0), (".writing-new", 0.1)):
+        (folder / name).write_bytes(b"half")
+        aged(folder / name, days)
+    made(path)
+    assert [file.name for file in files(tmp_path, ".writing-*")] == [".writing-new"]
 
 
 @pytest.mark.parametrize(("quantization", "kind"), [("int8", "q8_0"), ("int4", "q4_1")])

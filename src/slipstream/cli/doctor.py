@@ -19,6 +19,7 @@ from slipstream.core.errors import LoadError
 
 if TYPE_CHECKING:
     from slipstream.engine.invariance import InvarianceReport
+    from slipstream.kernels.cpu.program import Program
 
 
 @takes_flags(ENGINE_NAMES)
@@ -68,13 +69,14 @@ def examine(config: EngineConfig) -> dict[str, Any]:
     import torch
 
     from slipstream import ops
+    from slipstream.cli.program_view import runners
     from slipstream.devices.cpu import CACHE_SHARE, CpuDevice
     from slipstream.devices.host import available_memory, cpu_name
-    from slipstream.engine.numerics import native_library
 
     free = available_memory()
-    library = native_library(config)
     device = CpuDevice(config.threads, torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
+    model, program = _model(config, device)
+    who = {name: op.who_runs(device.dispatch_key) for name, op in sorted(ops.OPS.items())}
     return {
         "device": device.name,
         "cpu": cpu_name(),
@@ -88,9 +90,9 @@ def examine(config: EngineConfig) -> dict[str, Any]:
         "torch_build": _torch_build(),
         "cache_dir": str(cache_dir()),
         "native_library": _library(),
-        "numerics": f"reference: {library}" if isinstance(library, str) else f"native: {library.describe()}",
-        "model": _model(config, device, native=not isinstance(library, str)),
-        "ops": {name: op.who_runs(device.dispatch_key) for name, op in sorted(ops.OPS.items())},
+        "numerics": f"reference: {program}" if isinstance(program, str) else f"native: {_library()}",
+        "model": model,
+        "ops": who if isinstance(program, str) else runners(program, who),
     }
 
 
@@ -149,15 +151,15 @@ def _torch_build() -> dict[str, Any]:
     }
 
 
-def _model(config: EngineConfig, device: Any, *, native: bool) -> dict[str, Any]:
-    """What the model takes, from its files' headers; only the reason if it is not on this machine."""
+def _model(config: EngineConfig, device: Any) -> tuple[dict[str, Any], Program | str | None]:
+    """What the model takes, from its files' headers, and its native program or why it has none.
+
+    A model that is not on this machine is only named, and what its program would be is not known (None).
+    """
     from slipstream.devices.native_cpu import page_bytes
-    from slipstream.devices.not_lowerable import NotLowerable
-    from slipstream.devices.program_cache import program_of
-    from slipstream.engine.numerics import program_options
+    from slipstream.engine.numerics import native_library, program_options, program_or_reason
     from slipstream.loading import catalog
     from slipstream.loading.checkpoint import open_checkpoint
-    from slipstream.loading.weight_source import CheckpointSource
     from slipstream.models.registry import build_model
 
     name = config.model or catalog.DEFAULT_MODEL
@@ -166,17 +168,19 @@ def _model(config: EngineConfig, device: Any, *, native: bool) -> dict[str, Any]
     except LoadError as error:
         if config.model:
             raise
-        return {"name": name, "missing": error.message}
+        library = native_library(config)
+        return {"name": name, "missing": error.message}, library if isinstance(library, str) else None
     try:
         model: Any = build_model(checkpoint.config)  # on the meta device: shapes without memory
         specs = model.cache_specs()
-        loaded = sum(parameter.numel() for parameter in model.parameters()) * device.dtype.itemsize
-        loaded_as, page = str(device.dtype).removeprefix("torch."), device.page_bytes(specs, config.page_size)
-        if native:
-            options = program_options(config)
-            loaded = program_of(model, specs, CheckpointSource(checkpoint, model), options)[0].data_size
-            loaded_as, page = "packed", page_bytes(specs, config.page_size, options.cache_kind)
-        return {
+        program = program_or_reason(config, model, checkpoint)
+        if isinstance(program, str):
+            loaded = sum(parameter.numel() for parameter in model.parameters()) * device.dtype.itemsize
+            loaded_as, page = str(device.dtype).removeprefix("torch."), device.page_bytes(specs, config.page_size)
+        else:
+            loaded, loaded_as = program.data_size, "packed"
+            page = page_bytes(specs, config.page_size, program_options(config).cache_kind)
+        found = {
             "name": name,
             "path": str(checkpoint.path),
             "stored_bytes": checkpoint.describe()["bytes"],
@@ -185,8 +189,7 @@ def _model(config: EngineConfig, device: Any, *, native: bool) -> dict[str, Any]
             "page_tokens": config.page_size,
             "page_bytes": page,
         }
-    except NotLowerable:
-        return _model(config, device, native=False)
+        return found, program
     finally:
         checkpoint.close()
 
@@ -231,7 +234,8 @@ def _print(found: dict[str, Any]) -> None:
     console.print(facts(pairs))
     table = Table(box=None, header_style="bold", padding=(0, 3, 0, 0))
     table.add_column("operator")
-    table.add_column("runs on this device")
+    native = found["numerics"].startswith("native")
+    table.add_column("runs as" if native else "runs on this device")
     for name, who in found["ops"].items():
         table.add_row(name, who if who != "reference" else "reference (plain PyTorch)")
     console.print()

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream.kernels.cpu.program import LOGITS, WEIGHT_FIELDS, Instruction, Program
 
 _VECTOR_FIELDS = ("bias", "q_bias", "k_bias", "v_bias", "gate_bias", "up_bias", "q_norm", "k_norm", "inv_freq")
+
+_INSTRUCTIONS = {
+    "embedding": ("embed",),
+    "linear": ("linear", "qkv", "gateup"),
+    "moe": ("moe",),
+    "paged_attention": ("attend",),
+    "rms_norm": ("norm", "qkv"),
+    "rope": ("rope", "qkv"),
+    "rope_table": ("rope_table",),
+    "silu_mul": ("silu_mul", "gateup"),
+    "write_kv": ("write_kv", "qkv"),
+}
+"""The instructions that an operator can become a part of."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,21 @@ def totals(program: Program, context: int) -> dict[str, int]:
     for line in lines_of(program, context):
         found[line.name] += line.bytes
     return {name: size for name, size in found.most_common() if size}
+
+
+def runners(program: Program | None, ops: Iterable[str]) -> dict[str, str]:
+    """For each operator what runs it natively: the instructions of this program (None: of any), PyTorch, or both."""
+    if program is None:
+        return {op: ", ".join(_INSTRUCTIONS.get(op, ())) or "PyTorch" for op in ops} | {"sample": "the native sampler"}
+    used = {each.name for each in program.code}
+    in_torch = {reference["op"].removeprefix("slipstream.") for reference in program.references}
+    found = {}
+    for op in ops:
+        names = [name for name in _INSTRUCTIONS.get(op, ()) if name in used]
+        if op == "rms_norm" and not any("q_norm" in each.fields for each in program.code):
+            names = [name for name in names if name != "qkv"]
+        found[op] = ", ".join([*names, *(["PyTorch"] if op in in_torch else [])]) or "not in this model"
+    return found | {"sample": "the native sampler"}
 
 
 def as_values(program: Program, context: int) -> dict[str, Any]:

@@ -23,6 +23,9 @@ class CpuDevice(Processor):
     traces = True
     """Whether `compile` also takes what stands in for a model to look into it."""
 
+    lower_sets: Sequence[str] = ()
+    """Other instruction sets that steps can be run with: none, which torch chooses once for a process."""
+
     def __init__(self, threads: int | None = None, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(threads, dtype)
         torch.set_num_threads(self.threads)
@@ -46,6 +49,12 @@ class CpuDevice(Processor):
 
     def sampler(self, vocab_size: int) -> None:
         """Tokens are drawn by the op in PyTorch."""
+
+    @contextmanager
+    def running_with(self, instruction_set: str) -> Iterator[None]:
+        """Steps inside use one of `lower_sets`, of which there are none."""
+        raise ValueError(f"steps cannot be run with {instruction_set}")
+        yield
 
     @contextmanager
     def running_on(self, threads: int) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from slipstream.devices.not_lowerable import NotLowerable
 from slipstream.devices.packed_file import huge_memory
 from slipstream.devices.program_cache import Options, Prepared, Progress, WeightSource, prepare
 from slipstream.devices.reference_calls import ReferenceCall, needed_inputs
-from slipstream.kernels.cpu.library import NativeLibrary, NativePool, NativeProgram
+from slipstream.kernels.cpu.library import ISAS, NativeLibrary, NativePool, NativeProgram
 from slipstream.kernels.cpu.sampling import NativeSampler
 
 HEAD_STEP, WIDEST_HEAD = 32, 256
@@ -47,12 +48,7 @@ class NativeCpuDevice(Processor):
     ) -> None:
         """Prepare the program of `model`, whose parameters stay empty. Raises NotLowerable, or ProgramRefused by the
         library."""
-        for spec in specs:
-            if spec.head_dim % HEAD_STEP or spec.head_dim > WIDEST_HEAD:
-                raise NotLowerable(
-                    f"heads are {spec.head_dim} wide; "
-                    f"the native step takes multiples of {HEAD_STEP} up to {WIDEST_HEAD}"
-                )
+        check_heads(specs)
         super().__init__(threads, torch.float32)
         self.library, self.options, self.max_rows = library, options or Options(), max_rows
         self._model: Any = model
@@ -122,6 +118,21 @@ class NativeCpuDevice(Processor):
         finally:
             self.threads = before
 
+    @property
+    def lower_sets(self) -> list[str]:
+        """The instruction sets that this processor runs beside the device's own, which give the same bits."""
+        return list(ISAS[: self.library.isa])
+
+    @contextmanager
+    def running_with(self, instruction_set: str) -> Iterator[None]:
+        """Steps compiled inside use a lower instruction set."""
+        before = self.library
+        self.library, self._spare = replace(before, isa=ISAS.index(instruction_set)), None
+        try:
+            yield
+        finally:
+            self.library, self._spare = before, None
+
     def _pool(self, threads: int) -> NativePool:
         if threads not in self._pools:
             self._pools[threads] = NativePool(self.library, threads, affinity())
@@ -130,6 +141,15 @@ class NativeCpuDevice(Processor):
     def _new_program(self, max_rows: int) -> NativeProgram:
         weights = self.prepared.weights
         return NativeProgram(self.library, self.prepared.text, weights.address, weights.size, max_rows=max_rows)
+
+
+def check_heads(specs: Sequence[LayerCache]) -> None:
+    """Raises NotLowerable if the library's kernels do not take heads of such a width."""
+    for spec in specs:
+        if spec.head_dim % HEAD_STEP or spec.head_dim > WIDEST_HEAD:
+            raise NotLowerable(
+                f"heads are {spec.head_dim} wide; the native step takes multiples of {HEAD_STEP} up to {WIDEST_HEAD}"
+            )
 
 
 def page_bytes(specs: Sequence[LayerCache], page_size: int, kind: str) -> int:

@@ -1,4 +1,5 @@
-"""Checks on this machine that a row's result does not depend on what runs beside it, how it was cut, or on threads.
+"""Checks on this machine that a row's result does not depend on what runs beside it, how it was cut, on threads, or
+on the instruction set.
 
 Random sequences are run alone and whole, and then in other ways; every row's logits must have the same bits.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -67,8 +69,9 @@ def check_invariance(
     expected = check.run(whole)
     report = InvarianceReport()
 
-    def compare(way: str, plan: Plan, threads: int = device.threads) -> None:
-        with device.running_on(threads):
+    def compare(way: str, plan: Plan, threads: int = device.threads, instruction_set: str | None = None) -> None:
+        lowered = nullcontext() if instruction_set is None else device.running_with(instruction_set)
+        with device.running_on(threads), lowered:
             found = check.run(plan)
         report.ways.append(way)
         report.rows += sum(check.lengths)
@@ -84,6 +87,8 @@ def check_invariance(
     if device.threads > 1:
         compare("whole on 1 thread", whole, 1)
         compare("batched in random chunks on 1 thread", check.random_plan(), 1)
+    for name in device.lower_sets:
+        compare(f"batched in random chunks with {name} instructions", check.random_plan(), instruction_set=name)
     return report
 
 

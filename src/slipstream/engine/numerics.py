@@ -9,10 +9,11 @@ import torch
 from slipstream.core.config import LEAST_NATIVE_PAGE, EngineConfig
 from slipstream.core.errors import ConfigError
 from slipstream.devices.cpu import CpuDevice
-from slipstream.devices.native_cpu import NativeCpuDevice
+from slipstream.devices.native_cpu import NativeCpuDevice, check_heads
 from slipstream.devices.not_lowerable import NotLowerable
-from slipstream.devices.program_cache import Options
+from slipstream.devices.program_cache import Options, program_of
 from slipstream.kernels.cpu.library import Missing, NativeLibrary, ProgramRefused, load_library
+from slipstream.kernels.cpu.program import Program
 from slipstream.loading.checkpoint import Checkpoint
 from slipstream.loading.weight_source import CheckpointSource
 from slipstream.models.base import CheckpointModel
@@ -75,6 +76,22 @@ def choose_device(
     except (NotLowerable, ProgramRefused) as error:
         return _reference(config, str(error))
     return device, f"native: {library.describe()}, program {device.prepared.origin}"
+
+
+def program_or_reason(config: EngineConfig, model: CheckpointModel, checkpoint: Checkpoint) -> Program | str:
+    """The program that `config` would run the model with, or why the reference would; no weights are read.
+
+    What only the library can tell about a program is not asked.
+    """
+    library = native_library(config)
+    if isinstance(library, str):
+        return library
+    specs = model.cache_specs()
+    try:
+        check_heads(specs)
+        return program_of(model, specs, CheckpointSource(checkpoint, model), program_options(config))[0]
+    except NotLowerable as error:
+        return str(error)
 
 
 def _reference(config: EngineConfig, reason: str) -> tuple[Device, str]:
