@@ -58,7 +58,7 @@ inline void write_value(const Cache &c, const Place &place, const float *x) {
 
 // A head of queries, keys or values: its outputs for up to GROUP rows, then what follows while they are at hand.
 inline void run_qkv(ss_program &p, const Instr &in, int32_t unit, Crew crew) {
-    const Buffer &from = p.buffers[in.in];
+    const Buffer from = input_of(p, in, crew);
     const Cache &cache = p.caches[in.cache];
     const int32_t rows = p.step.batch.num_rows;
     const bool is_query = unit < in.heads, is_key = !is_query && unit < in.heads + in.kv_heads;
@@ -68,6 +68,14 @@ inline void run_qkv(ss_program &p, const Instr &in, int32_t unit, Crew crew) {
     const int32_t norm = is_query ? in.q_norm : is_key ? in.k_norm : -1;
     const int32_t passes = (rows + GROUP - 1) / GROUP, units = in.width / (2 * LANES);
     const bool last = is_last_piece(unit, in.heads + 2 * in.kv_heads, crew);
+    // The lines that will be written, among them one for each number of a key: memory brings them meanwhile.
+    for (int32_t r = 0; !is_query && r < rows && rows <= FEW_ROWS; ++r) {
+        const Place place = place_of(p, in.cache, head, p.step.batch.slot[r]);
+        const int64_t size = cache.int8 ? 1 : 2, stride = is_key ? size * place.tokens : 64;
+        const int64_t begin = is_key ? size * place.at : size * cache.width * (place.tokens + place.at);
+        const int64_t lines = is_key ? cache.width : (size * cache.width + 63) / 64;
+        for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(place.head + begin + i * stride, 1);
+    }
     float y[GROUP][256];
     for (int32_t first = 0; first < rows; first += GROUP) {
         const int32_t count = first + GROUP < rows ? GROUP : rows - first;
@@ -118,10 +126,12 @@ template <int BYTES> inline F load_cached(const uint8_t *p) {
     else return load_i8(reinterpret_cast<const int8_t *>(p));
 }
 
-// What will be read next, and is fetched meanwhile: a line `stride` bytes further with every step.
+// What will be read next, and is fetched meanwhile: keys or values, a line `stride` bytes further with every step, and
+// weights of the instructions to come.
 struct Ahead {
     const uint8_t *first;
     int64_t stride;
+    const uint8_t *weights;  // 64 bytes further with every step; null for none
 };
 
 // Scores of N items at VECTORS * 16 positions of a page; keys point at the first of them.
@@ -131,7 +141,8 @@ inline void scores(const Items &items, const uint8_t *keys, int32_t width, int32
     F s[VECTORS * N];
     SS_UNROLL
     for (int n = 0; n < VECTORS * N; ++n) s[n] = splat(0.0f);
-    const int64_t stride = int64_t(BYTES) * tokens;
+    const int64_t stride = int64_t(BYTES) * tokens, step = ahead.weights == nullptr ? 0 : 64;
+    const uint8_t *const weights = ahead.weights == nullptr ? keys : ahead.weights;
     for (int32_t d = 0; d < width; ++d) {
         F key[VECTORS];
         SS_UNROLL
@@ -143,6 +154,7 @@ inline void scores(const Items &items, const uint8_t *keys, int32_t width, int32
             for (int v = 0; v < VECTORS; ++v) s[VECTORS * n + v] = fma(q, key[v], s[VECTORS * n + v]);
         }
         fetch(ahead.first + d * ahead.stride);
+        fetch(weights + d * step);
     }
     SS_UNROLL
     for (int n = 0; n < N; ++n)
@@ -154,8 +166,10 @@ inline void scores(const Items &items, const uint8_t *keys, int32_t width, int32
 // values that come after these.
 template <int BYTES, int N, int VECTORS>
 inline void weigh(float (*weighted)[256], const float (*weights)[SEGMENT], const uint8_t *values, int32_t width,
-                  int32_t count, int32_t column, const uint8_t *next) {
+                  int32_t count, int32_t column, const uint8_t *next, const uint8_t *upcoming) {
     F o[N * VECTORS];
+    const int64_t step = upcoming == nullptr ? 0 : 64;
+    if (upcoming == nullptr) upcoming = values;
     SS_UNROLL
     for (int n = 0; n < N; ++n)
         SS_UNROLL
@@ -172,6 +186,7 @@ inline void weigh(float (*weighted)[256], const float (*weights)[SEGMENT], const
             for (int v = 0; v < VECTORS; ++v) o[VECTORS * n + v] = fma(weight, value[v], o[VECTORS * n + v]);
         }
         fetch(next + at);
+        fetch(upcoming + t * step);
     }
     SS_UNROLL
     for (int n = 0; n < N; ++n)
@@ -181,14 +196,15 @@ inline void weigh(float (*weighted)[256], const float (*weights)[SEGMENT], const
 
 template <int BYTES, int N>
 inline void weigh_all(float (*weighted)[256], const float (*weights)[SEGMENT], const uint8_t *values, int32_t width,
-                      int32_t count, const uint8_t *next) {
+                      int32_t count, const uint8_t *next, Upcoming &upcoming) {
     int32_t column = 0;
     // With few items more columns at once, so that enough chains of additions run side by side.
     if constexpr (N <= 4 && MANY_REGISTERS)
-        for (; column + 64 <= width; column += 64) weigh<BYTES, N, 4>(weighted, weights, values, width, count, column, next);
+        for (; column + 64 <= width; column += 64)
+            weigh<BYTES, N, 4>(weighted, weights, values, width, count, column, next, upcoming.take(count));
     for (; column + 32 <= width; column += 32)
-        weigh<BYTES, N, 2>(weighted, weights, values, width, count, column, next);
-    if (column < width) weigh<BYTES, N, 1>(weighted, weights, values, width, count, column, next);
+        weigh<BYTES, N, 2>(weighted, weights, values, width, count, column, next, upcoming.take(count));
+    if (column < width) weigh<BYTES, N, 1>(weighted, weights, values, width, count, column, next, upcoming.take(count));
 }
 
 inline const uint8_t *page_head(const ss_program &p, const Instr &in, int32_t head, int32_t sequence, int32_t position) {
@@ -200,7 +216,7 @@ inline const uint8_t *page_head(const ss_program &p, const Instr &in, int32_t he
 // One segment's own maximum, sum and weighted values of N items -> the same fields of `part`.
 template <int BYTES, int N>
 void segment_of(const ss_program &p, const Instr &in, int32_t head, int32_t sequence, int32_t segment,
-                const Items &items, float (*weighted)[256], float *maximum, float *sum) {
+                const Items &items, float (*weighted)[256], float *maximum, float *sum, Upcoming &upcoming) {
     const Cache &cache = p.caches[in.cache];
     const int32_t tokens = p.step.tokens, width = in.width, start = segment * SEGMENT;
     int32_t low = start + SEGMENT, high = start, common_low = start, common_high = start + SEGMENT;
@@ -235,7 +251,8 @@ void segment_of(const ss_program &p, const Instr &in, int32_t head, int32_t sequ
         const int32_t vectors = !MANY_REGISTERS || most < 32 ? 1 : N <= 4 && most >= 64 ? 4 : 2;
         const int32_t next = t + 16 * vectors;
         const uint8_t *next_keys = next < high ? keys_at(next) : nullptr;
-        const Ahead ahead = next < high ? Ahead{next_keys, key_stride} : Ahead{values_at(low), 64};
+        const uint8_t *weights = upcoming.take(width);
+        const Ahead ahead = next < high ? Ahead{next_keys, key_stride, weights} : Ahead{values_at(low), 64, weights};
         float(*out)[SEGMENT] = reinterpret_cast<float(*)[SEGMENT]>(&s[0][t - start]);
         if constexpr (MANY_REGISTERS) {
             if (vectors == 4) {
@@ -288,7 +305,7 @@ void segment_of(const ss_program &p, const Instr &in, int32_t head, int32_t sequ
             const int32_t room = tokens - t % tokens, count = last - t < room ? last - t : room;
             const uint8_t *values = values_at(t);
             weigh_all<BYTES, 1>(weighted + n, reinterpret_cast<const float(*)[SEGMENT]>(&s[n][t - start]), values, width,
-                                count, values);
+                                count, values, upcoming);
             t += count;
         }
     };
@@ -301,7 +318,7 @@ void segment_of(const ss_program &p, const Instr &in, int32_t head, int32_t sequ
         const int32_t room = tokens - t % tokens, count = common_high - t < room ? common_high - t : room;
         const uint8_t *values = values_at(t), *next = t + count < common_high ? values_at(t + count) : values;
         weigh_all<BYTES, N>(weighted, reinterpret_cast<const float(*)[SEGMENT]>(&s[0][t - start]), values, width, count,
-                            next);
+                            next, upcoming);
         t += count;
     }
     for (int n = 0; n < N; ++n) alone(n, common_high, end[n]);
@@ -316,10 +333,10 @@ inline int32_t items_at_once(int32_t left) {
 
 template <int BYTES>
 inline void segment_of_count(const ss_program &p, const Instr &in, int32_t head, int32_t sequence, int32_t segment,
-                             const Items &items, float (*weighted)[256], float *maximum, float *sum) {
+                             const Items &items, float (*weighted)[256], float *maximum, float *sum, Upcoming &upcoming) {
 #define SS_CASE(N) \
     case N:        \
-        if constexpr (N <= ITEMS) segment_of<BYTES, N>(p, in, head, sequence, segment, items, weighted, maximum, sum); \
+        if constexpr (N <= ITEMS) segment_of<BYTES, N>(p, in, head, sequence, segment, items, weighted, maximum, sum, upcoming); \
         return
     switch (items.count) {
         SS_CASE(1);
@@ -333,12 +350,6 @@ inline void segment_of_count(const ss_program &p, const Instr &in, int32_t head,
 #undef SS_CASE
 }
 
-inline float exp_of(float x) {
-    float lanes[16];
-    store(lanes, exp16(splat(x)));
-    return lanes[0];
-}
-
 // Joins a segment's (m, l, o) to what the segments before it gave.
 inline void fold_segment(float &maximum, float &sum, float *weighted, float m, float l, const float *o, int32_t width) {
     if (l < 0) return;
@@ -349,7 +360,9 @@ inline void fold_segment(float &maximum, float &sum, float *weighted, float m, f
         return;
     }
     const float highest = maximum > m ? maximum : m;
-    const float a = exp_of(maximum - highest), b = exp_of(m - highest);
+    float exps[16] = {maximum - highest, m - highest};
+    store(exps, exp16(load(exps)));
+    const float a = exps[0], b = exps[1];
     sum = __builtin_fmaf(sum, a, l * b);
     for (int32_t d = 0; d < width; d += 16)
         store(weighted + d, fma(load(weighted + d), splat(a), mul(load(o + d), splat(b))));
@@ -374,11 +387,11 @@ inline void take_items(const ss_program &p, const Instr &in, const RowTile &tile
 }
 
 inline void compute_segment(const ss_program &p, const Instr &in, int32_t head, int32_t sequence, int32_t segment,
-                            const Items &items, float (*weighted)[256], float *maximum, float *sum) {
+                            const Items &items, float (*weighted)[256], float *maximum, float *sum, Upcoming &upcoming) {
     if (p.caches[in.cache].int8)
-        segment_of_count<1>(p, in, head, sequence, segment, items, weighted, maximum, sum);
+        segment_of_count<1>(p, in, head, sequence, segment, items, weighted, maximum, sum, upcoming);
     else
-        segment_of_count<2>(p, in, head, sequence, segment, items, weighted, maximum, sum);
+        segment_of_count<2>(p, in, head, sequence, segment, items, weighted, maximum, sum, upcoming);
 }
 
 inline float *attention_row(ss_program &p, const Instr &in, int32_t row) {
@@ -397,8 +410,9 @@ inline float *partial_of(ss_program &p, const Instr &in, int32_t segment, int32_
     return p.step.partials.data() + (int64_t(segment) * in.kv_heads + head) * per_head + int64_t(item) * (2 + 256);
 }
 
-inline void run_attend(ss_program &p, const Instr &in, int32_t piece) {
+inline void run_attend(ss_program &p, const Instr &in, int32_t piece, Crew crew) {
     Step &step = p.step;
+    Upcoming &upcoming = upcoming_of(p, in, crew);
     const int32_t per_group = in.heads / in.kv_heads, head = piece % in.kv_heads;
     int32_t index = piece / in.kv_heads, segment = -1;
     if (step.split) {
@@ -413,7 +427,7 @@ inline void run_attend(ss_program &p, const Instr &in, int32_t piece) {
     for (int32_t first = 0; first < tile.count * per_group; first += items.count) {
         take_items(p, in, tile, head, first, items);
         if (segment >= 0) {
-            compute_segment(p, in, head, tile.sequence, segment, items, weighted, maximum, sum);
+            compute_segment(p, in, head, tile.sequence, segment, items, weighted, maximum, sum, upcoming);
             for (int32_t n = 0; n < items.count; ++n) {
                 float *out = partial_of(p, in, step.first_segment[index] + segment, head, first + n);
                 out[0] = maximum[n];
@@ -424,7 +438,7 @@ inline void run_attend(ss_program &p, const Instr &in, int32_t piece) {
         }
         const int32_t last = items.end[items.count - 1];
         for (int32_t s = items.begin[0] / SEGMENT; s * SEGMENT < last; ++s) {
-            compute_segment(p, in, head, tile.sequence, s, items, weighted, maximum, sum);
+            compute_segment(p, in, head, tile.sequence, s, items, weighted, maximum, sum, upcoming);
             for (int32_t n = 0; n < items.count; ++n)
                 fold_segment(items.maximum[n], items.sum[n], items.weighted[n], maximum[n], sum[n], weighted[n],
                              in.width);
@@ -457,6 +471,6 @@ inline void merge_tile(ss_program &p, const Instr &in, int32_t index) {
 }
 
 inline void run_attend_merge(ss_program &p, const Instr &in, int32_t piece) {
-    if (p.step.batch.num_rows > FEW_ROWS) return merge_tile(p, in, piece);
+    if (merges_apart(p)) return merge_tile(p, in, piece);
     for (int32_t index = 0; index < int32_t(p.step.tiles.size()); ++index) merge_tile(p, in, index);
 }

@@ -46,6 +46,37 @@ void prepare(ss_program &p, const ss_batch &batch, int32_t workers) {
     step.split = segments > tiles && int64_t(tiles) * kv_heads < 8 * int64_t(workers);
     if (step.split) grow(step.partials, int64_t(segments) * p.most_kv_heads * p.most_items * (2 + 256));
     grow(step.mixed, int64_t(batch.num_rows) * p.most_heads_width);
+    grow(step.upcoming, workers);
+    for (Upcoming &upcoming : step.upcoming) upcoming.for_instr = nullptr;
+    if (int32_t(step.own_rows.size()) < workers) step.own_rows.resize(size_t(workers));
+    for (OwnRows &own : step.own_rows) {
+        own.for_instr = nullptr;
+        if (own.allocated != nullptr) continue;
+        own.allocated.reset(new uint8_t[size_t(p.own_row_bytes * FEW_ROWS + 64)]);
+        own.memory = own.allocated.get() + (64 - reinterpret_cast<uintptr_t>(own.allocated.get()) % 64) % 64;
+    }
+}
+
+// Finds norms whose result only the next instruction reads.
+void find_own_norms(ss_program &p) {
+    const int32_t count = int32_t(p.instrs.size());
+    for (int32_t i = 0; i + 1 < count; ++i) {
+        Instr &norm = p.instrs[i], &next = p.instrs[i + 1];
+        if (norm.op != Op::norm || !p.buffers[norm.out].q8 || next.in != norm.out) continue;
+        if (next.op != Op::linear && next.op != Op::qkv && next.op != Op::gateup) continue;
+        // Whoever reads the buffer later must find something newer in it. The next instruction must not overwrite what
+        // the norm reads either: workers do the norm at different times.
+        bool alone = next.out < 0 || p.buffers[next.out].slot != p.buffers[norm.in].slot;
+        if (next.op == Op::qkv) alone = p.buffers[next.query].slot != p.buffers[norm.in].slot;
+        for (int32_t j = i + 2; j < count && alone; ++j) {
+            if (p.instrs[j].op == Op::reference) alone = false;
+            if (p.instrs[j].in == norm.out) alone = false;
+            if (p.instrs[j].out == norm.out) break;
+        }
+        if (!alone) continue;
+        norm.own_norm = next.own_norm = i;
+        p.own_row_bytes = std::max(p.own_row_bytes, p.buffers[norm.out].row_bytes);
+    }
 }
 
 // Lists, by expert, the rows that chose it.
@@ -73,6 +104,8 @@ int32_t expert_pieces(ss_program &p, const Instr &in, int32_t workers) {
     return step.pieces_per_expert * int32_t(step.uses.size());
 }
 
+constexpr int64_t FETCHED_BEFORE = 8192;
+
 struct Run final : ss_phases {
     Run(ss_program &program, int32_t count) : p(program), workers(count) {}
 
@@ -83,7 +116,10 @@ struct Run final : ss_phases {
             case Op::embed:
             case Op::rope_table:
             case Op::moe_route: return route_pieces(in, rows);
-            case Op::norm:
+            case Op::norm: {
+                const int32_t own = rows_of(p, in.in);
+                return in.own_norm >= 0 && own <= FEW_ROWS ? 0 : row_pieces(own);
+            }
             case Op::quant:
             case Op::rope: return row_pieces(rows_of(p, in.in));
             case Op::silu_mul: return row_pieces(rows_of(p, in.gate));
@@ -98,7 +134,7 @@ struct Run final : ss_phases {
                 return in.kv_heads * (p.step.split ? p.step.first_segment.back() : int32_t(p.step.tiles.size()));
             case Op::attend_merge:
                 if (!p.buffers[in.out].q8 && !p.step.split) return 0;
-                return rows <= FEW_ROWS ? 1 : int32_t(p.step.tiles.size());
+                return merges_apart(p) ? int32_t(p.step.tiles.size()) : 1;
             case Op::moe_gateup: return expert_pieces(p, in, workers);
             case Op::reference: return 0;
         }
@@ -107,6 +143,12 @@ struct Run final : ss_phases {
 
     void run(int32_t phase, int32_t piece, int32_t worker) override {
         p.kernels->run(p, p.instrs[phase], piece, {worker, workers});
+    }
+
+    const uint8_t *ahead(int32_t phase, int32_t worker) override {
+        // The beginning was fetched along with the last piece.
+        const uint8_t *next = next_weights(p, p.instrs[phase], {worker, workers});
+        return next == nullptr ? nullptr : next + FETCHED_BEFORE;
     }
 
   private:
@@ -140,23 +182,63 @@ bool fits(const ss_program &p, const ss_batch &batch) {
 
 }  // namespace
 
+namespace {
+
+// A worker's own part of an instruction's weights, as (begin, bytes); nothing for instructions that have none.
+int32_t own_weights(const ss_program &p, const Instr &in, Crew crew, const uint8_t **at, int64_t *bytes) {
+    if (in.op == Op::linear || in.op == Op::gateup) {
+        const Cut cut = cut_of(p, in, crew.workers);
+        const int32_t begin = first_piece(cut.pieces, crew) * cut.in_piece;
+        const int32_t end = std::min(first_piece(cut.pieces, {crew.worker + 1, crew.workers}) * cut.in_piece, cut.units);
+        const Weight *const both[2] = {&p.weights[in.op == Op::linear ? in.weight : in.gate],
+                                       in.op == Op::linear ? nullptr : &p.weights[in.up]};
+        int32_t count = 0;
+        for (const Weight *w : both) {
+            if (w == nullptr || begin >= end) continue;
+            at[count] = w->tile(2LL * begin);
+            bytes[count++] = 2LL * (end - begin) * w->tile_bytes;
+        }
+        return count;
+    }
+    if (in.op == Op::qkv) {
+        const int32_t head = first_piece(in.heads + 2 * in.kv_heads, crew), tiles = in.width / LANES;
+        const bool is_query = head < in.heads, is_key = !is_query && head < in.heads + in.kv_heads;
+        const Weight &w = p.weights[is_query ? in.q : is_key ? in.k : in.v];
+        const int32_t own = is_query ? head : is_key ? head - in.heads : head - in.heads - in.kv_heads;
+        at[0] = w.tile(int64_t(own) * tiles);
+        bytes[0] = tiles * w.tile_bytes;
+        return 1;
+    }
+    return 0;
+}
+
+}  // namespace
+
 const uint8_t *next_weights(const ss_program &p, const Instr &instr, Crew crew) {
     const Instr *const end = p.instrs.data() + p.instrs.size();
-    for (const Instr *in = &instr + 1; in < end; ++in) {
-        if (in->op == Op::linear || in->op == Op::gateup) {
-            const Cut cut = cut_of(p, *in, crew.workers);
-            const Weight &w = p.weights[in->op == Op::linear ? in->weight : in->gate];
-            return w.tile(2LL * first_piece(cut.pieces, crew) * cut.in_piece);
-        }
-        if (in->op == Op::qkv) {
-            const int32_t head = first_piece(in->heads + 2 * in->kv_heads, crew), tiles = in->width / LANES;
-            if (head < in->heads) return p.weights[in->q].tile(int64_t(head) * tiles);
-            if (head < in->heads + in->kv_heads) return p.weights[in->k].tile(int64_t(head - in->heads) * tiles);
-            return p.weights[in->v].tile(int64_t(head - in->heads - in->kv_heads) * tiles);
-        }
-        if (in->op == Op::moe_route) return nullptr;
-    }
+    const uint8_t *at[2];
+    int64_t bytes[2];
+    for (const Instr *in = &instr + 1; in < end && in->op != Op::moe_route; ++in)
+        if (own_weights(p, *in, crew, at, bytes) > 0) return at[0];
     return nullptr;
+}
+
+Upcoming &upcoming_of(ss_program &p, const Instr &instr, Crew crew) {
+    Upcoming &upcoming = p.step.upcoming[crew.worker];
+    if (upcoming.for_instr == &instr) return upcoming;
+    upcoming = {&instr, {}, {}};
+    const Instr *const end = p.instrs.data() + p.instrs.size();
+    int32_t found = 0;
+    for (const Instr *in = &instr + 1; in < end && in->op != Op::moe_route && found < 3; ++in) {
+        const uint8_t *at[2];
+        int64_t bytes[2];
+        const int32_t count = own_weights(p, *in, crew, at, bytes);
+        for (int32_t i = 0; i < count && found < 3; ++i, ++found) {
+            upcoming.at[found] = at[i];
+            upcoming.lines[found] = bytes[i] / 64;
+        }
+    }
+    return upcoming;
 }
 
 }  // namespace ss
@@ -200,6 +282,7 @@ ss_program *ss_program_create(const char *text, const uint8_t *weights, int64_t 
     if (isa == SS_AVX2) program->kernels = &ss::AVX2_KERNELS;
     if (isa == SS_AVX512) program->kernels = &ss::AVX512_KERNELS;
 #endif
+    ss::find_own_norms(*program);
     for (const ss::Instr &instr : program->instrs) {
         if (instr.op != ss::Op::attend) continue;
         const int32_t per_group = instr.heads / instr.kv_heads;

@@ -36,6 +36,11 @@ inline int32_t row_pieces(int32_t rows) {
     return rows <= FEW_ROWS ? (rows > 0) : (rows + ROWS_IN_PIECE - 1) / ROWS_IN_PIECE;
 }
 
+// Whether the tiles' segments are merged by several workers.
+inline bool merges_apart(const ss_program &p) {
+    return p.step.batch.num_rows > (p.step.split ? FEW_ROWS / 4 : FEW_ROWS);
+}
+
 struct Range {
     int32_t begin, end;
 };
@@ -72,6 +77,9 @@ inline bool is_last_piece(int32_t piece, int32_t pieces, Crew crew) {
 
 // The first weights that a worker will read in the instructions behind `instr`; null if there are none.
 const uint8_t *next_weights(const ss_program &program, const Instr &instr, Crew crew);
+
+// What `worker` will read of the weights of the two instructions behind attention `instr`, begun anew for each instr.
+Upcoming &upcoming_of(ss_program &program, const Instr &instr, Crew crew);
 
 // Pieces of an instruction whose pieces are ranges of units of a weight, and how many units a piece has.
 struct Cut {

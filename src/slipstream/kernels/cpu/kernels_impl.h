@@ -36,15 +36,12 @@ inline void quantise(F low, F high, Q8Block *block) {
         return;
     }
     const F inverse = splat(127.0f / largest);
-    const I first = to_int(mul(low, inverse)), second = to_int(mul(high, inverse));
-    store_bytes(block->q, first);
-    store_bytes(block->q + 16, second);
-    const int32_t a = fold_iadd(first), b = fold_iadd(second);
+    const Sums sums = store_both(block->q, to_int(mul(low, inverse)), to_int(mul(high, inverse)));
     block->scale = largest / 127.0f;
-    block->fsum = block->scale * float(a + b);
-    block->neg8 = -8 * (a + b);
-    block->neg8h[0] = -8 * a;
-    block->neg8h[1] = -8 * b;
+    block->fsum = block->scale * float(sums.low + sums.high);
+    block->neg8 = -8 * (sums.low + sums.high);
+    block->neg8h[0] = -8 * sums.low;
+    block->neg8h[1] = -8 * sums.high;
 }
 
 inline void quantise_row(const float *x, int32_t width, Q8Block *out) {
@@ -106,6 +103,26 @@ inline void rotate(const float *x, const float *table, int32_t width, float *out
         store(out + k, fma(first, c, neg(mul(second, s))));
         store(out + half + k, fma(second, c, mul(first, s)));
     }
+}
+
+// The rows that a piece of `in` reads. Where they are few and come from a norm that nobody else reads, every worker makes
+// its own copy: two cores compute them sooner than one hands them to the other.
+inline Buffer input_of(ss_program &p, const Instr &in, Crew crew) {
+    const Buffer &from = p.buffers[in.in];
+    const int32_t rows = rows_of(p, in.in);
+    if (in.own_norm < 0 || rows > FEW_ROWS) return from;
+    const Instr &norm = p.instrs[in.own_norm];
+    OwnRows &own = p.step.own_rows[crew.worker];
+    Buffer mine = from;
+    mine.base = own.memory;
+    if (own.for_instr == &in) return mine;
+    own.for_instr = &in;
+    const Buffer &source = p.buffers[norm.in];
+    for (int32_t r = 0; r < rows; ++r)
+        for (int32_t at = 0; at < source.row_bytes; at += 64) fetch(source.row<uint8_t>(r) + at);
+    for (int32_t r = 0; r < rows; ++r)
+        normalise_to_q8(source.row<float>(r), p.vectors[norm.weight].data, source.width, norm.eps, mine.row<Q8Block>(r));
+    return mine;
 }
 
 #include "linear_impl.h"
@@ -212,7 +229,7 @@ void run(ss_program &p, const Instr &in, int32_t piece, Crew crew) {
         case Op::qkv: return run_qkv(p, in, piece, crew);
         case Op::rope: return run_rope(p, in, piece);
         case Op::write_kv: return run_write_kv(p, in, piece);
-        case Op::attend: return run_attend(p, in, piece);
+        case Op::attend: return run_attend(p, in, piece, crew);
         case Op::attend_merge: return run_attend_merge(p, in, piece);
         case Op::gateup: return run_gateup(p, in, piece, crew);
         case Op::silu_mul: return run_silu_mul(p, in, piece);

@@ -65,6 +65,17 @@ inline void store_bytes(int8_t *p, I x) {
     _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm_packs_epi16(narrowed(x.a), narrowed(x.b)));
 }
 
+struct Sums { int32_t low, high; };
+inline Sums store_both(int8_t *p, I low, I high) {
+    const __m128i first = _mm_packs_epi16(narrowed(low.a), narrowed(low.b));
+    const __m256i bytes = _mm256_set_m128i(_mm_packs_epi16(narrowed(high.a), narrowed(high.b)), first);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), bytes);
+    const __m256i above = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
+    const __m256i eights = _mm256_sad_epu8(above, _mm256_setzero_si256());
+    const __m256i pairs = _mm256_add_epi64(eights, _mm256_shuffle_epi32(eights, 0x4E));
+    return {_mm256_extract_epi32(pairs, 0) - 2048, _mm256_extract_epi32(pairs, 4) - 2048};
+}
+
 inline float fold_add(F x) {
     const __m256 eight = _mm256_add_ps(x.a, x.b);
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -83,13 +94,6 @@ inline uint32_t fold_umax(I x) {
     const __m128i two = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4E));
     return uint32_t(_mm_cvtsi128_si32(_mm_max_epu32(two, _mm_shuffle_epi32(two, 0xB1))));
 }
-inline int32_t fold_iadd(I x) {
-    const __m256i eight = _mm256_add_epi32(x.a, x.b);
-    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
-}
-
 inline __m128i half(const void *p) { return _mm_loadu_si128(static_cast<const __m128i *>(p)); }
 inline F load_bf16(const uint16_t *p) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half(p)), 16)),

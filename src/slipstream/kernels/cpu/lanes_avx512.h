@@ -45,6 +45,17 @@ inline void store_bytes(int8_t *p, I a) {
     _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtepi32_epi8(a.v));
 }
 
+struct Sums { int32_t low, high; };
+inline Sums store_both(int8_t *p, I low, I high) {
+    const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(high.v), _mm512_cvtepi32_epi8(low.v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), bytes);
+    // Sums of eight unsigned bytes each, of the values plus 128.
+    const __m256i above = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
+    const __m256i eights = _mm256_sad_epu8(above, _mm256_setzero_si256());
+    const __m256i pairs = _mm256_add_epi64(eights, _mm256_shuffle_epi32(eights, 0x4E));
+    return {_mm256_extract_epi32(pairs, 0) - 2048, _mm256_extract_epi32(pairs, 4) - 2048};
+}
+
 inline float fold_add(F a) {
     const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -52,8 +63,12 @@ inline float fold_add(F a) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 inline float fold_max(F a) { return _mm512_reduce_max_ps(a.v); }
-inline uint32_t fold_umax(I a) { return _mm512_reduce_max_epu32(a.v); }
-inline int32_t fold_iadd(I a) { return _mm512_reduce_add_epi32(a.v); }
+inline uint32_t fold_umax(I a) {
+    const __m256i eight = _mm256_max_epu32(_mm512_castsi512_si256(a.v), _mm512_extracti64x4_epi64(a.v, 1));
+    const __m128i four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4E));
+    return uint32_t(_mm_cvtsi128_si32(_mm_max_epu32(two, _mm_shuffle_epi32(two, 0xB1))));
+}
 
 inline F load_bf16(const uint16_t *p) {
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));

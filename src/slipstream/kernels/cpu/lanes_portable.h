@@ -49,6 +49,14 @@ inline F times_power(F a, I n) {  // a * 2^n for normal results
 inline I magnitude(F a) { I r; memcpy(&r, &a, 64); SS_EACH r.v[i] &= 0x7FFFFFFF; return r; }
 inline I umax(I a, I b) { I r; SS_EACH r.v[i] = uint32_t(a.v[i]) > uint32_t(b.v[i]) ? a.v[i] : b.v[i]; return r; }
 inline void store_bytes(int8_t *p, I a) { SS_EACH p[i] = int8_t(a.v[i]); }  // of values that fit
+struct Sums { int32_t low, high; };
+// Stores 32 values that fit in bytes, and sums either half.
+inline Sums store_both(int8_t *p, I low, I high) {
+    Sums sums = {0, 0};
+    SS_EACH p[i] = int8_t(low.v[i]), sums.low += low.v[i];
+    SS_EACH p[16 + i] = int8_t(high.v[i]), sums.high += high.v[i];
+    return sums;
+}
 
 inline float fold_add(F a) {
     for (int half = 8; half; half /= 2)
@@ -65,7 +73,6 @@ inline uint32_t fold_umax(I a) {
     SS_EACH if (uint32_t(a.v[i]) > r) r = uint32_t(a.v[i]);
     return r;
 }
-inline int32_t fold_iadd(I a) { int32_t r = 0; SS_EACH r += a.v[i]; return r; }
 
 inline F load_bf16(const uint16_t *p) {
     F r;

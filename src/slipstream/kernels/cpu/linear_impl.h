@@ -288,7 +288,7 @@ inline void add_bias(const ss_program &p, int32_t bias, int32_t at, int32_t left
 
 inline void run_linear(ss_program &p, const Instr &in, int32_t piece, Crew crew) {
     const Weight &w = p.weights[in.weight];
-    const Buffer &from = p.buffers[in.in];
+    const Buffer from = input_of(p, in, crew);
     const Cut cut = cut_of(p, in, crew.workers);
     const Range range = unit_range(cut.units, cut.in_piece, piece);
     const bool last = is_last_piece(piece, cut.pieces, crew);
@@ -328,7 +328,7 @@ inline void gated_unit(const ss_program &p, const Instr &in, const Weight &gate,
 
 inline void run_gateup(ss_program &p, const Instr &in, int32_t piece, Crew crew) {
     const Weight &gate = p.weights[in.gate], &up = p.weights[in.up];
-    const Buffer &from = p.buffers[in.in], &out = p.buffers[in.out];
+    const Buffer from = input_of(p, in, crew), &out = p.buffers[in.out];
     const Cut cut = cut_of(p, in, crew.workers);
     const Range range = unit_range(cut.units, cut.in_piece, piece);
     const bool last = is_last_piece(piece, cut.pieces, crew);

@@ -22,6 +22,7 @@
 
 namespace {
 
+constexpr int32_t FETCHED_LINES = 256;
 constexpr auto SPIN = std::chrono::microseconds(50);
 
 inline void relax() {
@@ -32,14 +33,28 @@ inline void relax() {
 #endif
 }
 
-// A worker's range of the open phase in one word, so that it is taken from and replaced as a whole:
-// the phase's number (high 32 bits), the next piece and the end (16 bits each).
+// All that a worker must know of the open phase, in one word, so that it costs one transfer between cores: a number that
+// only grows (high 32 bits), which phase of the task it is (15 bits), its pieces (16 bits), and whether the task has ended.
+struct State {
+    uint64_t word;
+
+    static State of(uint32_t number, int32_t phase, int32_t pieces) {
+        return {(uint64_t(number) << 32) | (uint64_t(phase) << 17) | (uint64_t(pieces) << 1)};
+    }
+    uint32_t number() const { return uint32_t(word >> 32); }
+    int32_t phase() const { return int32_t(word >> 17) & MOST_PHASES; }
+    int32_t pieces() const { return int32_t(word >> 1) & MOST_PIECES; }
+    bool ended() const { return word & 1; }
+    State end() const { return {(uint64_t(number() + 1) << 32) | 1}; }
+
+    static constexpr int32_t MOST_PHASES = 0x7FFF, MOST_PIECES = 0xFFFF;
+};
+
+// What is left of a worker's part of a phase's pieces: the phase's number (high 32 bits), the next piece and the end
+// (16 bits each). Who takes from it first in a phase also sets it; until then it holds an earlier phase's number.
 struct alignas(64) Range {
     std::atomic<uint64_t> word{0};
 };
-
-constexpr int32_t MOST_PIECES = 0xFFFF;
-constexpr uint64_t ENDED = 1;
 
 uint64_t packed(uint32_t number, uint32_t begin, uint32_t end) {
     return (uint64_t(number) << 32) | (uint64_t(begin) << 16) | end;
@@ -58,18 +73,18 @@ struct ss_pool {
 
     ~ss_pool() {
         stopping.store(true);
-        state.fetch_add(2);
+        state.store(current().end().word);
         wake();
         for (auto &helper : helpers) helper.join();
     }
 
     void run(ss_phases &work, int32_t first, int32_t last) {
         keep_apart();
-        task = &work;
-        end_of_task = last;
-        if (!advance(first)) return;
-        uint64_t seen = state.load(std::memory_order_acquire);
-        while (!(seen & ENDED)) {
+        task.store(&work, std::memory_order_relaxed);
+        end_of_task.store(last, std::memory_order_relaxed);
+        if (!advance(current(), first)) return;
+        State seen = current();
+        while (!seen.ended()) {
             take_part(0, seen);
             seen = wait_beyond(seen);
         }
@@ -83,46 +98,33 @@ struct ss_pool {
     std::vector<int32_t> pinned;
     std::vector<std::thread> helpers;
 
-    // Twice the number of the open phase; plus one when the task has ended. It only grows.
-    alignas(64) std::atomic<uint64_t> state{ENDED};
+    alignas(64) std::atomic<uint64_t> state{1};
     alignas(64) std::atomic<int32_t> done{0};
-    alignas(64) std::atomic<int32_t> total{0};
-    std::atomic<int32_t> phase{0};
-    std::atomic<ss_phases *> task{nullptr};
+    alignas(64) std::atomic<ss_phases *> task{nullptr};
     std::atomic<int32_t> end_of_task{0};
     std::atomic<bool> stopping{false};
     std::atomic<int32_t> sleeping{0};
     std::mutex mutex;
     std::condition_variable changed;
 
+    State current() const { return {state.load(std::memory_order_acquire)}; }
+
     // Opens the first phase from `next` on that is worth sharing, after running those before it. False: none was left.
-    bool advance(int32_t next) {
+    bool advance(State before, int32_t next) {
         ss_phases &work = *task.load(std::memory_order_relaxed);
         const int32_t last = end_of_task.load(std::memory_order_relaxed);
         const int32_t worker = me;
         for (; next < last; ++next) {
             const int32_t count = work.pieces(next);
-            if (threads > 1 && count > 1 && count <= MOST_PIECES) {
-                open(next, count);
+            if (threads > 1 && count > 1 && count <= State::MOST_PIECES && next <= State::MOST_PHASES) {
+                done.store(0, std::memory_order_relaxed);
+                state.store(State::of(before.number() + 1, next, count).word, std::memory_order_seq_cst);
+                wake();
                 return true;
             }
             for (int32_t piece = 0; piece < count; ++piece) work.run(next, piece, worker);
         }
         return false;
-    }
-
-    void open(int32_t next, int32_t count) {
-        const uint64_t number = (state.load(std::memory_order_relaxed) >> 1) + 1;
-        phase.store(next, std::memory_order_relaxed);
-        total.store(count, std::memory_order_relaxed);
-        done.store(0, std::memory_order_relaxed);
-        for (int32_t worker = 0; worker < threads; ++worker) {
-            const uint32_t begin = uint32_t(int64_t(count) * worker / threads);
-            const uint32_t end = uint32_t(int64_t(count) * (worker + 1) / threads);
-            ranges[worker].word.store(packed(uint32_t(number), begin, end), std::memory_order_relaxed);
-        }
-        state.store(number << 1, std::memory_order_seq_cst);
-        wake();
     }
 
     void wake() {
@@ -132,62 +134,75 @@ struct ss_pool {
         }
     }
 
-    // Takes a piece of phase `number` from a range; -1 if it has none left or the range belongs to another phase.
-    static int32_t take(Range &range, uint64_t number) {
+    // Takes a piece of the phase `seen` from the part of `owner`; -1 if none is left or the phase is over.
+    int32_t take(int32_t owner, State seen) {
+        Range &range = ranges[owner];
         uint64_t word = range.word.load(std::memory_order_relaxed);
         for (;;) {
-            if (uint32_t(word >> 32) != uint32_t(number)) return -1;
-            const uint32_t begin = (word >> 16) & 0xFFFF, end = word & 0xFFFF;
-            if (begin >= end) return -1;
-            if (range.word.compare_exchange_weak(word, packed(uint32_t(number), begin + 1, end),
+            const int32_t age = int32_t(seen.number() - uint32_t(word >> 32));
+            if (age < 0) return -1;
+            uint32_t begin = (word >> 16) & 0xFFFF, end = word & 0xFFFF;
+            if (age > 0) {
+                begin = uint32_t(int64_t(seen.pieces()) * owner / threads);
+                end = uint32_t(int64_t(seen.pieces()) * (owner + 1) / threads);
+            }
+            const bool none = begin >= end;
+            if (none && age == 0) return -1;
+            // An empty part is noted too, so that no word grows so old that its number looks like a later one.
+            if (range.word.compare_exchange_weak(word, packed(seen.number(), none ? begin : begin + 1, end),
                                                  std::memory_order_relaxed))
-                return int32_t(begin);
+                return none ? -1 : int32_t(begin);
         }
     }
 
-    void take_part(int32_t worker, uint64_t seen) {
-        if (seen & ENDED) return;
-        const uint64_t number = seen >> 1;
-        const int32_t running = phase.load(std::memory_order_relaxed);
+    void take_part(int32_t worker, State seen) {
+        if (seen.ended()) return;
+        const int32_t running = seen.phase();
         ss_phases *work = task.load(std::memory_order_relaxed);
         int32_t own = 0;
         for (int32_t other = 0; other < threads; ++other) {
-            Range &range = ranges[(worker + other) % threads];
-            for (int32_t piece; (piece = take(range, number)) >= 0; ++own) work->run(running, piece, worker);
+            const int32_t owner = (worker + other) % threads;
+            for (int32_t piece; (piece = take(owner, seen)) >= 0; ++own) work->run(running, piece, worker);
         }
         if (own == 0) return;
-        // Read before the addition: behind it, another worker may already have opened the next phase.
-        const int32_t all = total.load(std::memory_order_relaxed);
-        if (done.fetch_add(own, std::memory_order_acq_rel) + own == all) {
+        // Asked for before the addition: behind it, others may already have ended the task.
+        const uint8_t *ahead = work->ahead(running, worker);
+        if (done.fetch_add(own, std::memory_order_acq_rel) + own == seen.pieces()) {
             me = worker;
-            if (!advance(running + 1)) {
-                state.store(((number + 1) << 1) | ENDED, std::memory_order_seq_cst);
+            if (!advance(seen, running + 1)) {
+                state.store(seen.end().word, std::memory_order_seq_cst);
                 wake();
             }
+            return;
+        }
+        if (ahead == nullptr) return;
+        for (int32_t line = 0; line < FETCHED_LINES; ++line) {
+            if (line % 16 == 0 && state.load(std::memory_order_relaxed) != seen.word) return;
+            __builtin_prefetch(ahead + 64 * line);
         }
     }
 
     // Waits until the state is another than `seen`, and returns it.
-    uint64_t wait_beyond(uint64_t seen) {
+    State wait_beyond(State seen) {
         const auto begin = std::chrono::steady_clock::now();
         for (;;) {
             for (int32_t i = 0; i < 64; ++i) {
-                const uint64_t now = state.load(std::memory_order_acquire);
-                if (now != seen) return now;
+                const State now = current();
+                if (now.word != seen.word) return now;
                 relax();
             }
             if (std::chrono::steady_clock::now() - begin > SPIN) break;
         }
         std::unique_lock<std::mutex> lock(mutex);
         sleeping.fetch_add(1, std::memory_order_seq_cst);
-        changed.wait(lock, [&] { return state.load(std::memory_order_seq_cst) != seen; });
+        changed.wait(lock, [&] { return state.load(std::memory_order_seq_cst) != seen.word; });
         sleeping.fetch_sub(1, std::memory_order_seq_cst);
-        return state.load(std::memory_order_acquire);
+        return current();
     }
 
     void help(int32_t worker) {
         me = worker;
-        uint64_t seen = ENDED;
+        State seen{1};
         while (!stopping.load()) {
             seen = wait_beyond(seen);
             if (stopping.load()) return;

@@ -10,6 +10,8 @@ struct ss_phases {
     // Pieces of phase `phase`. Called once, by one worker, after all earlier phases are done.
     virtual int32_t pieces(int32_t phase) = 0;
     virtual void run(int32_t phase, int32_t piece, int32_t worker) = 0;
+    // Memory that a worker will read after phase `phase`, to be fetched while it waits for the others; or null.
+    virtual const uint8_t *ahead(int32_t, int32_t) { return nullptr; }
 
   protected:
     ~ss_phases() = default;

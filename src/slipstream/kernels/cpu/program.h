@@ -81,6 +81,7 @@ struct Instr {
     int32_t query = -1, key = -1, value = -1, cache = -1, table = -1;
     int32_t heads = 0, kv_heads = 0, width = 0, window = 0, experts = 0, top_k = 0, renormalise = 0;
     float eps = 0, scale = 1;
+    int32_t own_norm = -1;  // the norm that makes `in` and that nobody else needs: each worker does it for itself
     int32_t line = 0;  // the `do` line that it comes from; one line can give several
 };
 
@@ -99,6 +100,32 @@ struct Choice {
     float share;
 };
 
+// A worker's own copy of few rows.
+struct alignas(64) OwnRows {
+    const Instr *for_instr = nullptr;
+    std::unique_ptr<uint8_t[]> allocated;
+    uint8_t *memory = nullptr;  // in `allocated`, aligned
+};
+
+// Weights that a worker will read after the instruction at hand, piece by piece, to be fetched where memory idles.
+struct alignas(64) Upcoming {
+    const Instr *for_instr = nullptr;
+    const uint8_t *at[3];
+    int64_t lines[3];
+
+    // The next `count` lines to fetch, all in one place; null when there are none.
+    const uint8_t *take(int64_t count) {
+        for (int32_t i = 0; i < 3; ++i) {
+            if (lines[i] < count) continue;
+            const uint8_t *result = at[i];
+            at[i] += 64 * count;
+            lines[i] -= count;
+            return result;
+        }
+        return nullptr;
+    }
+};
+
 // What a step knows beside the program. Arrays grow when a larger step comes and stay.
 struct Step {
     ss_batch batch;
@@ -115,6 +142,8 @@ struct Step {
     std::vector<uint8_t> expert_input, expert_hidden;  // quantised; the latter float32 for float weights
     int32_t units_per_piece = 0, pieces_per_expert = 0;
     int64_t experts_read = 0;
+    std::vector<Upcoming> upcoming;  // of each worker
+    std::vector<OwnRows> own_rows;   // of each worker
 };
 
 }  // namespace ss
@@ -129,6 +158,7 @@ struct ss_program {
     int32_t max_rows = 0, num_lines = 0;
     // Over all attention layers: rows that fit in a tile, rows times heads of a tile, the widest result, the most heads.
     int32_t rows_in_tile = 8, most_items = 1, most_heads_width = 0, most_kv_heads = 1;
+    int64_t own_row_bytes = 0;
     const struct ss_kernels *kernels = nullptr;
     std::unique_ptr<uint8_t[]> memory;
     ss::Step step;
