@@ -83,7 +83,9 @@ class ServedModel:
             tokenizer=tokenizer,
         )
         inputs = self.inputs(vocab_size=tokenizer.vocab_size, max_model_len=self.max_model_len)
-        return SimpleNamespace(engine=engine, inputs=inputs, report={"device": "a double"}, model=model)
+        return SimpleNamespace(
+            engine=engine, inputs=inputs, report={"device": "a double", "numerics": "reference: a double"}, model=model
+        )
 
     def inputs(self, *, vocab_size: int, max_model_len: int) -> InputProcessor:
         tokenizer = tokenizer_of_bytes()
