@@ -126,27 +126,25 @@ template <int BYTES> inline F load_cached(const uint8_t *p) {
     else return load_i8(reinterpret_cast<const int8_t *>(p));
 }
 
-// What will be read next, and is fetched meanwhile: keys or values, a line `stride` bytes further with every step, and
-// weights of the instructions to come.
+// What will be read next, and is fetched meanwhile, each a line further with every step. Where there is nothing, the stride
+// is zero and the line one that is at hand.
 struct Ahead {
-    const uint8_t *first;
-    int64_t stride;
-    const uint8_t *weights;  // 64 bytes further with every step; null for none
+    const uint8_t *first, *second, *weights;
+    int64_t stride, second_stride, weights_stride;
 };
 
-// Scores of N items at VECTORS * 16 positions of a page; keys point at the first of them.
+// Scores of N items at VECTORS * 16 positions; keys[v] points at the first of 16 of them.
 template <int BYTES, int N, int VECTORS>
-inline void scores(const Items &items, const uint8_t *keys, int32_t width, int32_t tokens, Ahead ahead,
+inline void scores(const Items &items, const uint8_t *const *keys, int32_t width, int32_t tokens, const Ahead &ahead,
                    float (*out)[SEGMENT]) {
     F s[VECTORS * N];
     SS_UNROLL
     for (int n = 0; n < VECTORS * N; ++n) s[n] = splat(0.0f);
-    const int64_t stride = int64_t(BYTES) * tokens, step = ahead.weights == nullptr ? 0 : 64;
-    const uint8_t *const weights = ahead.weights == nullptr ? keys : ahead.weights;
+    const int64_t stride = int64_t(BYTES) * tokens;
     for (int32_t d = 0; d < width; ++d) {
         F key[VECTORS];
         SS_UNROLL
-        for (int v = 0; v < VECTORS; ++v) key[v] = load_cached<BYTES>(keys + d * stride + BYTES * 16 * v);
+        for (int v = 0; v < VECTORS; ++v) key[v] = load_cached<BYTES>(keys[v] + d * stride);
         SS_UNROLL
         for (int n = 0; n < N; ++n) {
             const F q = splat(items.query[n][d]);
@@ -154,7 +152,8 @@ inline void scores(const Items &items, const uint8_t *keys, int32_t width, int32
             for (int v = 0; v < VECTORS; ++v) s[VECTORS * n + v] = fma(q, key[v], s[VECTORS * n + v]);
         }
         fetch(ahead.first + d * ahead.stride);
-        fetch(weights + d * step);
+        if (VECTORS > 2) fetch(ahead.second + d * ahead.second_stride);
+        fetch(ahead.weights + d * ahead.weights_stride);
     }
     SS_UNROLL
     for (int n = 0; n < N; ++n)
@@ -216,7 +215,8 @@ inline const uint8_t *page_head(const ss_program &p, const Instr &in, int32_t he
 // One segment's own maximum, sum and weighted values of N items -> the same fields of `part`.
 template <int BYTES, int N>
 void segment_of(const ss_program &p, const Instr &in, int32_t head, int32_t sequence, int32_t segment,
-                const Items &items, float (*weighted)[256], float *maximum, float *sum, Upcoming &upcoming) {
+                const Items &items, float (*weighted)[256], float *maximum, float *sum, Upcoming &upcoming,
+                const uint8_t *values_next) {
     const Cache &cache = p.caches[in.cache];
     const int32_t tokens = p.step.tokens, width = in.width, start = segment * SEGMENT;
     int32_t low = start + SEGMENT, high = start, common_low = start, common_high = start + SEGMENT;
@@ -232,7 +232,7 @@ void segment_of(const ss_program &p, const Instr &in, int32_t head, int32_t sequ
         if (begin[n] > common_low) common_low = begin[n];
         if (end[n] < common_high) common_high = end[n];
     }
-    alignas(64) float s[N][SEGMENT];
+    alignas(64) float s[N][SEGMENT];  // a chunk may go beyond `high`, never beyond the segment
     if (low >= high) {
         for (int n = 0; n < N; ++n) sum[n] = -1.0f;
         return;
@@ -242,17 +242,26 @@ void segment_of(const ss_program &p, const Instr &in, int32_t head, int32_t sequ
     auto values_at = [&](int32_t t) {
         return page_head(p, in, head, sequence, t) + int64_t(BYTES) * width * (tokens + t % tokens);
     };
-    const uint8_t *keys = keys_at(low & ~15);
-    for (int32_t d = 0; d < width; ++d) fetch(keys + d * key_stride);
-    for (int32_t t = low & ~15; t < high;) {
+    const int32_t first = low & ~15, page_end = (first / tokens + 1) * tokens;
+    for (int32_t d = 0; d < width; ++d) fetch(keys_at(first) + d * key_stride);
+    if (N <= 4 && page_end < high)
+        for (int32_t d = 0; d < width; ++d) fetch(keys_at(page_end) + d * key_stride);
+    for (int32_t t = first; t < high;) {
         // Two vectors while a step's registers hold them; with few items more, to run enough chains side by side.
-        const int32_t room = (high - t + 15) / 16 * 16, in_page = tokens - t % tokens;
-        const int32_t most = room < in_page ? room : in_page;
-        const int32_t vectors = !MANY_REGISTERS || most < 32 ? 1 : N <= 4 && most >= 64 ? 4 : 2;
+        const int32_t left = high - t;
+        const int32_t room = start + SEGMENT - t;
+        const int32_t vectors = !MANY_REGISTERS || left <= 16 ? 1 : N <= 4 && left > 32 && room >= 64 ? 4 : 2;
+        const uint8_t *keys[4];
+        for (int32_t v = 0; v < vectors; ++v) keys[v] = keys_at(t + 16 * v < high ? t + 16 * v : t);
         const int32_t next = t + 16 * vectors;
-        const uint8_t *next_keys = next < high ? keys_at(next) : nullptr;
-        const uint8_t *weights = upcoming.take(width);
-        const Ahead ahead = next < high ? Ahead{next_keys, key_stride, weights} : Ahead{values_at(low), 64, weights};
+        Ahead ahead{keys[0], keys[0], upcoming.take(width), 0, 0, 64};
+        if (ahead.weights == nullptr) ahead.weights = keys[0], ahead.weights_stride = 0;
+        if (next < high) {
+            ahead.first = keys_at(next), ahead.stride = key_stride;
+            if (next + 32 < high) ahead.second = keys_at(next + 32), ahead.second_stride = key_stride;
+        } else {
+            ahead.first = values_at(low), ahead.stride = 64;
+        }
         float(*out)[SEGMENT] = reinterpret_cast<float(*)[SEGMENT]>(&s[0][t - start]);
         if constexpr (MANY_REGISTERS) {
             if (vectors == 4) {
@@ -262,7 +271,6 @@ void segment_of(const ss_program &p, const Instr &in, int32_t head, int32_t sequ
             }
         }
         if (vectors == 1) scores<BYTES, N, 1>(items, keys, width, tokens, ahead, out);
-        keys = next_keys;
         t = next;
     }
     for (int n = 0; n < N; ++n) {
@@ -316,7 +324,8 @@ void segment_of(const ss_program &p, const Instr &in, int32_t head, int32_t sequ
     for (int n = 0; n < N; ++n) alone(n, begin[n], common_low);
     for (int32_t t = common_low; t < common_high;) {
         const int32_t room = tokens - t % tokens, count = common_high - t < room ? common_high - t : room;
-        const uint8_t *values = values_at(t), *next = t + count < common_high ? values_at(t + count) : values;
+        const uint8_t *values = values_at(t), *next = t + count < common_high ? values_at(t + count) : values_next;
+        if (next == nullptr) next = values;
         weigh_all<BYTES, N>(weighted, reinterpret_cast<const float(*)[SEGMENT]>(&s[0][t - start]), values, width, count,
                             next, upcoming);
         t += count;
@@ -333,10 +342,11 @@ inline int32_t items_at_once(int32_t left) {
 
 template <int BYTES>
 inline void segment_of_count(const ss_program &p, const Instr &in, int32_t head, int32_t sequence, int32_t segment,
-                             const Items &items, float (*weighted)[256], float *maximum, float *sum, Upcoming &upcoming) {
+                             const Items &items, float (*weighted)[256], float *maximum, float *sum, Upcoming &upcoming,
+                const uint8_t *values_next) {
 #define SS_CASE(N) \
     case N:        \
-        if constexpr (N <= ITEMS) segment_of<BYTES, N>(p, in, head, sequence, segment, items, weighted, maximum, sum, upcoming); \
+        if constexpr (N <= ITEMS) segment_of<BYTES, N>(p, in, head, sequence, segment, items, weighted, maximum, sum, upcoming, values_next); \
         return
     switch (items.count) {
         SS_CASE(1);
@@ -387,11 +397,12 @@ inline void take_items(const ss_program &p, const Instr &in, const RowTile &tile
 }
 
 inline void compute_segment(const ss_program &p, const Instr &in, int32_t head, int32_t sequence, int32_t segment,
-                            const Items &items, float (*weighted)[256], float *maximum, float *sum, Upcoming &upcoming) {
+                            const Items &items, float (*weighted)[256], float *maximum, float *sum, Upcoming &upcoming,
+                const uint8_t *values_next) {
     if (p.caches[in.cache].int8)
-        segment_of_count<1>(p, in, head, sequence, segment, items, weighted, maximum, sum, upcoming);
+        segment_of_count<1>(p, in, head, sequence, segment, items, weighted, maximum, sum, upcoming, values_next);
     else
-        segment_of_count<2>(p, in, head, sequence, segment, items, weighted, maximum, sum, upcoming);
+        segment_of_count<2>(p, in, head, sequence, segment, items, weighted, maximum, sum, upcoming, values_next);
 }
 
 inline float *attention_row(ss_program &p, const Instr &in, int32_t row) {
@@ -422,12 +433,19 @@ inline void run_attend(ss_program &p, const Instr &in, int32_t piece, Crew crew)
         segment = global - step.first_segment[index];
     }
     const RowTile &tile = step.tiles[index];
+    // The next head's keys lie behind this head's values; behind the last head it is another tile's turn.
+    const bool same_tile = head + 1 < in.kv_heads;
+    const int32_t next_index = same_tile || index + 1 >= int32_t(step.tiles.size()) ? index : index + 1;
+    const RowTile &next_tile = step.tiles[next_index];
+    const int32_t begin = in.window > 0 && next_tile.position >= in.window ? next_tile.position - in.window + 1 : 0;
+    const uint8_t *values_next =
+        segment >= 0 ? nullptr : page_head(p, in, same_tile ? head + 1 : 0, next_tile.sequence, begin);
     float weighted[ITEMS][256], maximum[ITEMS], sum[ITEMS];
     Items items;
     for (int32_t first = 0; first < tile.count * per_group; first += items.count) {
         take_items(p, in, tile, head, first, items);
         if (segment >= 0) {
-            compute_segment(p, in, head, tile.sequence, segment, items, weighted, maximum, sum, upcoming);
+            compute_segment(p, in, head, tile.sequence, segment, items, weighted, maximum, sum, upcoming, values_next);
             for (int32_t n = 0; n < items.count; ++n) {
                 float *out = partial_of(p, in, step.first_segment[index] + segment, head, first + n);
                 out[0] = maximum[n];
@@ -438,7 +456,7 @@ inline void run_attend(ss_program &p, const Instr &in, int32_t piece, Crew crew)
         }
         const int32_t last = items.end[items.count - 1];
         for (int32_t s = items.begin[0] / SEGMENT; s * SEGMENT < last; ++s) {
-            compute_segment(p, in, head, tile.sequence, s, items, weighted, maximum, sum, upcoming);
+            compute_segment(p, in, head, tile.sequence, s, items, weighted, maximum, sum, upcoming, values_next);
             for (int32_t n = 0; n < items.count; ++n)
                 fold_segment(items.maximum[n], items.sum[n], items.weighted[n], maximum[n], sum[n], weighted[n],
                              in.width);

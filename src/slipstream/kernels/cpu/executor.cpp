@@ -227,6 +227,8 @@ Upcoming &upcoming_of(ss_program &p, const Instr &instr, Crew crew) {
     Upcoming &upcoming = p.step.upcoming[crew.worker];
     if (upcoming.for_instr == &instr) return upcoming;
     upcoming = {&instr, {}, {}};
+    // With many rows arithmetic takes longer than reading weights, and attention needs the memory for itself.
+    if (p.step.batch.num_rows > 2 * FEW_ROWS) return upcoming;
     const Instr *const end = p.instrs.data() + p.instrs.size();
     int32_t found = 0;
     for (const Instr *in = &instr + 1; in < end && in->op != Op::moe_route && found < 3; ++in) {

@@ -2,24 +2,10 @@
 // lanes_*.h and the further functions that sample.cpp gives each set. Values that do not fill a vector are followed by
 // -inf, which weighs nothing and never wins.
 
+#include "exp_impl.h"
+
 inline F load_row(const float *x, int32_t left) {
     return left >= 16 ? load(x) : keep_first(load_n(x, left), left, splat(-INFINITY));
-}
-
-inline F weight_exp(F x) {
-    // exp of values of at most 0: Cephes' polynomial (Moshier), as in the layers; below the smallest normal result zero.
-    const I n = to_int(mul(x, splat(1.44269504f)));
-    const F power = to_float(n);
-    F r = fma(power, splat(-0.693359375f), x);
-    r = fma(power, splat(2.12194440e-4f), r);
-    F p = splat(1.9875691500e-4f);
-    p = fma(p, r, splat(1.3981999507e-3f));
-    p = fma(p, r, splat(8.3334519073e-3f));
-    p = fma(p, r, splat(4.1665795894e-2f));
-    p = fma(p, r, splat(1.6666665459e-1f));
-    p = fma(p, r, splat(5.0000001201e-1f));
-    p = add(fma(p, mul(r, r), r), splat(1.0f));
-    return pick_less(x, splat(-87.33654f), splat(0.0f), times_power(p, n));
 }
 
 inline bool scan(const float *x, int32_t n, float *groups, float *largest) {
@@ -65,7 +51,7 @@ inline void weigh(const float *x, int32_t n, float best, float temperature, cons
         if (!at_least_bits(v, weightless)) continue;
         F logit = sub(v, highest);
         if (temperature != 1.0f) logit = div(logit, divisor);
-        const F e = weight_exp(logit);
+        const F e = exp16(logit);
         add_weights(all, e);
         for (int i = CUTS - 1; i >= 0; --i) {
             const F cut = splat(cuts[i]);
@@ -95,7 +81,7 @@ inline int32_t gather(const float *x, int32_t n, float cut, float end, const flo
 }
 
 inline void exps(const float *x, int32_t count, float *out) {
-    for (int32_t k = 0; k < count; k += 16) store(out + k, weight_exp(load_row(x + k, count - k)));
+    for (int32_t k = 0; k < count; k += 16) store(out + k, exp16(load_row(x + k, count - k)));
 }
 
 inline int32_t count_above(const float *x, int32_t n, float value) {
