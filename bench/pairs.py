@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.cli.bench_latency import PROBES_AGREE
@@ -38,9 +38,15 @@ def interval(ratios: Sequence[float], draws: int = 2000) -> dict[str, float]:
 
 def ratio(pairs: Sequence[Pair]) -> dict[str, float | None]:
     """`interval` of first / second over undisturbed pairs, and how many were `dropped`; None each if none is left."""
-    used = [pair.first / pair.second for pair in pairs if not pair.disturbed]
+    return undisturbed((pair.first / pair.second, pair.disturbed) for pair in pairs)
+
+
+def undisturbed(values: Iterable[tuple[float, bool]]) -> dict[str, float | None]:
+    """`interval` of the values that are not disturbed, and how many were `dropped`; None each if none is left."""
+    every = list(values)
+    used = [value for value, disturbed in every if not disturbed]
     found: dict[str, float | None] = dict.fromkeys(("median", "low", "high"))
     found["pairs"] = 0
     if used:
         found.update(interval(used))
-    return {**found, "dropped": len(pairs) - len(used)}
+    return {**found, "dropped": len(every) - len(used)}

@@ -14,7 +14,10 @@ from slipstream.core.config import cache_dir
 
 @dataclass(frozen=True)
 class Subject:
-    """An engine with the model in one format. `file`: which form of the model it is given, see `requantize.made`."""
+    """An engine with the model in one format. `file`: which form of the model it is given, see `requantize.made`.
+
+    `against` names the Slipstream that a peer takes turns with: the one with the same file, or with the default one.
+    """
 
     name: str
     engine: str
@@ -22,11 +25,12 @@ class Subject:
     format: str
     file: str
     dtype: str | None = None
+    against: str = ""
 
     def start(self, model: Path, threads: int) -> Worker:
         """Start its process on the GGUF file `model`, without waiting for it. Raises PeerError if not installed."""
         interpreter = Path(sys.executable)
-        if self.engine != SLIPSTREAM.engine:
+        if self.engine != "slipstream":
             interpreter = environments.python(self.engine)
             if environments.record(self.engine) is None:
                 raise PeerError(f"{self.engine} is not installed; run `bench/peers.py install {self.engine}`")
@@ -36,15 +40,25 @@ class Subject:
         return Worker(self.name, [str(interpreter), "-m", f"peer_engines.{self.module}", *arguments], log)
 
 
-SLIPSTREAM = Subject("slipstream", "slipstream", "slipstream_worker", "", "Q4_1")
+def _slipstream(kind: str) -> Subject:
+    return Subject(f"slipstream {kind}", "slipstream", "slipstream_worker", kind, kind)
 
+
+def _llama_cpp(kind: str) -> Subject:
+    return Subject(f"llama.cpp {kind}", "llama.cpp", "llama_cpp_worker", kind, kind, against=f"slipstream {kind}")
+
+
+def _from_folder(engine: str, module: str, dtype: str) -> Subject:
+    return Subject(f"{engine} {dtype}", engine, module, dtype, "folder", dtype=dtype, against="slipstream Q4_1")
+
+
+FORMATS = ("Q4_0", "Q4_1", "Q8_0")
+SLIPSTREAM = tuple(_slipstream(kind) for kind in FORMATS)
 PEERS = (
-    Subject("llama.cpp Q4_1", "llama.cpp", "llama_cpp_worker", "Q4_1", "Q4_1"),
-    Subject("llama.cpp Q4_0", "llama.cpp", "llama_cpp_worker", "Q4_0", "Q4_0"),
-    Subject("llama.cpp Q8_0", "llama.cpp", "llama_cpp_worker", "Q8_0", "Q8_0"),
-    Subject("transformers float32", "transformers", "transformers_worker", "float32", "folder", dtype="float32"),
-    Subject("transformers bfloat16", "transformers", "transformers_worker", "bfloat16", "folder", dtype="bfloat16"),
-    Subject("vllm bfloat16", "vllm", "vllm_worker", "bfloat16", "folder", dtype="bfloat16"),
+    *(_llama_cpp(kind) for kind in FORMATS),
+    _from_folder("vllm", "vllm_worker", "bfloat16"),
+    _from_folder("transformers", "transformers_worker", "bfloat16"),
+    _from_folder("transformers", "transformers_worker", "float32"),
 )
 
 

@@ -20,16 +20,20 @@ class Transformers:
         torch.set_num_threads(threads)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
-    def describe(self, input_len: int, output_len: int) -> dict[str, Any]:
+    def describe(self, shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
         config, item = self.model.config, self.model.dtype.itemsize
         head_dim = config.hidden_size // config.num_attention_heads
-        context = input_len + output_len / 2
-        cache = cache_bytes(config.num_hidden_layers, config.num_key_value_heads, head_dim, item, context)
+
+        def cache(first: int, second: int) -> float:
+            context = first + second / 2
+            return cache_bytes(config.num_hidden_layers, config.num_key_value_heads, head_dim, item, context)
+
         weights = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
         return {
             "version": transformers.__version__,
             "threads": torch.get_num_threads(),
-            "bytes_per_step": weights + cache,  # the head is the embedding table, so all of it is read
+            # The head is the embedding table, so all of it is read.
+            "bytes_per_step": [weights + cache(first, second) for first, second in shapes],
             "build": f"torch {torch.__version__}, attention {config._attn_implementation}",
         }
 

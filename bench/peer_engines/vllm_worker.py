@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,21 +36,25 @@ class Vllm:
         )
         self.numbers = itertools.count()
 
-    def describe(self, input_len: int, output_len: int) -> dict[str, Any]:
+    def describe(self, shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
         import torch
 
         config = self.llm.llm_engine.vllm_config
         model = config.model_config.hf_text_config
         item, head_dim = config.model_config.dtype.itemsize, model.hidden_size // model.num_attention_heads
-        context = input_len + output_len / 2
-        cache = cache_bytes(model.num_hidden_layers, model.num_key_value_heads, head_dim, item, context)
+
+        def cache(first: int, second: int) -> float:
+            context = first + second / 2
+            return cache_bytes(model.num_hidden_layers, model.num_key_value_heads, head_dim, item, context)
+
         # Counted in the file: vLLM packs its weights into tensors that are no parameters.
         with safe_open(self.folder / "model.safetensors", framework="np") as file:
             weights = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys()) * item  # noqa: SIM118
         return {
             "version": self.vllm.__version__,
             "threads": len(self.cpus),
-            "bytes_per_step": weights + cache,  # the head is the embedding table, so all of it is read
+            # The head is the embedding table, so all of it is read.
+            "bytes_per_step": [weights + cache(first, second) for first, second in shapes],
             "build": f"torch {torch.__version__}, compilation mode {config.compilation_config.mode}",
         }
 
@@ -65,6 +70,17 @@ class Vllm:
                     watch.note()
                 tokens = list(output.outputs[0].token_ids)
         return {"tokens": tokens, "times": watch.times}
+
+    def batch(self, prompts: Sequence[Sequence[int]], count: int) -> dict[str, Any]:
+        """Continue all prompts at once. -> seconds until the last is done, and tokens made"""
+        engine, made = self.llm.llm_engine, 0
+        params = self.vllm.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+        begin = time.perf_counter()
+        for prompt in prompts:
+            engine.add_request(str(next(self.numbers)), {"prompt_token_ids": list(prompt)}, params)
+        while engine.has_unfinished_requests():
+            made += sum(len(output.outputs[0].token_ids) for output in engine.step() if output.finished)
+        return {"seconds": time.perf_counter() - begin, "tokens": made}
 
 
 if __name__ == "__main__":

@@ -15,10 +15,13 @@ PR_SET_PDEATHSIG = 1
 
 
 class Subject(Protocol):
-    """One engine with one model loaded."""
+    """One engine with one model loaded. Some can do more, see their own methods."""
 
-    def describe(self, input_len: int, output_len: int) -> dict[str, Any]:
-        """Version, settings, and `bytes_per_step`: what a decoding step reads at that shape's mean context."""
+    def describe(self, shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Version, settings, and `bytes_per_step`: for each shape (prompt, output) what a decoding step reads.
+
+        That is the weights once, and keys and values at the shape's mean context.
+        """
 
     def generate(self, prompt: Sequence[int], count: int) -> dict[str, Any]:
         """Continue a prompt greedily by `count` tokens, with nothing cached.

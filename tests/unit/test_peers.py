@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -23,11 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from pairs import Pair, interval, ratio
 from peer_engines import comparison as comparison_module
-from peer_engines.comparison import Comparison, Plan, equal_tokens
+from peer_engines.batches import Batches, BatchPlan, batch_table, prompts
+from peer_engines.comparison import Comparison, equal_tokens
 from peer_engines.environments import requirements_without
+from peer_engines.merge import merged
+from peer_engines.plan import Plan, spread_over
 from peer_engines.report import flags, rows, table
 from peer_engines.requantize import made, requantize
-from peer_engines.subjects import PEERS, Subject, chosen
+from peer_engines.subjects import PEERS, SLIPSTREAM, Subject, chosen
 from peer_engines.worker import PeerError, Worker
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -147,8 +151,8 @@ from peer_engines.worker_loop import Stopwatch, serve
 name, pace = sys.argv[1], float(sys.argv[2])
 class StandIn:
     made = 0
-    def describe(self, input_len, output_len):
-        return {"version": name, "format": "none", "bytes_per_step": 1e6}
+    def describe(self, shapes):
+        return {"version": name, "bytes_per_step": [1e6] * len(shapes)}
     def encode(self, text):
         return {"tokens": list(range(len(text)))}
     def score(self, prompt, tokens):
@@ -164,6 +168,10 @@ class StandIn:
             watch.note()
             tokens.append(i)
         return {"tokens": tokens, "times": watch.times}
+    def batch(self, prompts, count):
+        begin = time.perf_counter()
+        time.sleep(pace * count)
+        return {"seconds": time.perf_counter() - begin, "tokens": len(prompts) * count}
     def tick(self, seconds):
         time.sleep(seconds)
         return {"done": True}
@@ -194,8 +202,8 @@ def state(worker: Worker) -> str:
     return Path(f"/proc/{worker._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def stand_in(folder: Path, name: str, pace: float = 0.001) -> StandIn:
-    return StandIn(name, name, "", "none", "", pace=pace, folder=folder)
+def stand_in(folder: Path, name: str, pace: float = 0.001, against: str = "") -> StandIn:
+    return StandIn(name, name, "", "none", "", against=against, pace=pace, folder=folder)
 
 
 def test_a_stopped_worker_stands_still(tmp_path: Path) -> None:
@@ -274,42 +282,115 @@ def test_a_stopped_worker_ends_with_its_harness(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
+SMALL = Plan(short_len=2, input_len=4, output_len=6, long_len=8, long_pairs=1, pairs=2)
+
+
 def test_subjects_take_turns_and_a_failing_one_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison_module, "SLIPSTREAM", stand_in(tmp_path, "slipstream", pace=0.002))
-    peers = [stand_in(tmp_path, name, pace=0.008) for name in ("good", "broken", "faulty")]
-    plan = Plan(input_len=4, output_len=6, prefill_len=8, pairs=2)
-    comparison = Comparison(tmp_path / "some.gguf", peers, plan, threads=1)
+    ours = [stand_in(tmp_path, f"slipstream {kind}", pace=0.002) for kind in ("Q4_0", "Q4_1", "Q8_0")]
+    monkeypatch.setattr(comparison_module, "SLIPSTREAM", ours)
+    peers = [
+        stand_in(tmp_path, "good", pace=0.008, against="slipstream Q4_1"),
+        stand_in(tmp_path, "broken", against="slipstream Q4_1"),
+        stand_in(tmp_path, "faulty", against="slipstream Q4_1"),
+        dataclasses.replace(stand_in(tmp_path, "llama", 0.004, against="slipstream Q4_0"), engine="llama.cpp"),
+    ]
+    comparison = Comparison(tmp_path / "some.gguf", peers, SMALL, threads=1)
     try:
         comparison.start()
         comparison.measure()
     finally:
         comparison.close()
+    assert list(comparison.ours) == ["slipstream Q4_0", "slipstream Q4_1"]  # nothing is set against the third
     assert len(comparison.prompt) == 8
-    assert [pair["peer"] for pair in comparison.pairs] == ["good", "good"]
+    assert [(pair["peer"], pair["against"]) for pair in comparison.pairs] == [
+        ("llama", "slipstream Q4_0"),
+        ("good", "slipstream Q4_1"),
+    ] * 2
     errors = [entry.error for entry in comparison.peers]
-    assert errors == [None, "broken: OSError: no such model", "faulty: RuntimeError: out of memory"]
-    assert comparison.peers[0].equal_tokens == 6
-    subjects = [entry.report() for entry in (comparison.ours, *comparison.peers)]
-    ours, good, broken, faulty = rows(subjects, comparison.pairs, dataclasses.asdict(plan))
+    assert errors == [None, "broken: OSError: no such model", "faulty: RuntimeError: out of memory", None]
+    assert comparison.peers[0].equal_tokens == 16
+    subjects = [entry.report() for entry in comparison.entries]
+    found = {row["name"]: row for row in rows(subjects, comparison.pairs, SMALL)}
+    assert list(found) == ["slipstream Q4_0", "llama", "slipstream Q4_1", "good", "broken", "faulty"]
     for pair in comparison.pairs:
-        assert pair["slipstream"]["decode_s"] >= 5 * 0.002
-        assert pair["other"]["decode_s"] >= 5 * 0.008
-    assert ours["decode_tokens_per_s"]["median"] <= 1 / 0.002
-    assert "decode_ratio" not in ours
-    assert good["decode_ratio"]["pairs"] + good["decode_ratio"]["dropped"] == 2
-    assert broken["error"] == errors[1]
-    assert "decode_tokens_per_s" not in faulty
+        assert pair["slipstream"]["decode2"] >= 5 * 0.002
+        assert pair["slipstream"]["decode4"] >= 5 * 0.002
+        assert pair["other"]["decode4"] >= 5 * (0.008 if pair["peer"] == "good" else 0.004)
+    assert [sorted(pair["other"]) == sorted(pair["slipstream"]) for pair in comparison.pairs] == [True] * 4
+    assert ["prefill8" in pair["other"] for pair in comparison.pairs] == [True, False, False, False]
+    assert found["slipstream Q4_1"]["decode4_tokens_per_s"]["median"] <= 1 / 0.002
+    assert "decode4_ratio" not in found["slipstream Q4_1"]
+    assert found["good"]["decode4_ratio"]["pairs"] + found["good"]["decode4_ratio"]["dropped"] == 2
+    assert "prefill8_ratio" not in found["good"]
+    assert found["llama"]["prefill8_ratio"]["pairs"] + found["llama"]["prefill8_ratio"]["dropped"] == 1
+    assert found["broken"]["error"] == errors[1]
+    assert "ttft_ms" not in found["faulty"]
+
+
+def test_batches_take_turns(tmp_path: Path) -> None:
+    ours = [stand_in(tmp_path, name, pace=0.001) for name in ("a", "b")]
+    plan = BatchPlan(sizes=(2, 3), input_len=4, output_len=5, rounds=2)
+    batches = Batches(tmp_path / "some.gguf", ours, stand_in(tmp_path, "peer", pace=0.003), plan, threads=1)
+    try:
+        batches.run()
+    finally:
+        batches.close()
+    assert [one["requests"] for one in batches.rounds] == [2, 3, 2, 3]
+    for one in batches.rounds:
+        assert list(one["seconds"]) == ["a", "peer", "b"]
+        assert set(one["tokens"].values()) == {one["requests"] * 5}
+        assert len(one["probes"]) == 4
+        assert one["seconds"]["peer"] >= 5 * 0.003
+    found = batches.rows()
+    assert [(row["requests"], row["name"]) for row in found] == [
+        (n, name) for n in (2, 3) for name in ("a", "b", "peer")
+    ]
+    assert all("ratio" in row for row in found if row["name"] != "peer")
+    lines = batch_table({"rows": found, "quick": False, "disturbed": False}).splitlines()
+    assert len(lines) == 2 + 6
+    assert {line.count("|") for line in lines} == {5}
+
+
+def test_batch_ratios_take_the_probes_beside_them(tmp_path: Path) -> None:
+    ours = [stand_in(tmp_path, name) for name in ("a", "b")]
+    batches = Batches(tmp_path, ours, stand_in(tmp_path, "peer"), BatchPlan(sizes=(1,)), threads=1)
+    tokens, seconds = dict.fromkeys(("a", "peer", "b"), 100), {"a": 1.0, "peer": 2.0, "b": 4.0}
+    batches.rounds = [{"requests": 1, "seconds": seconds, "tokens": tokens, "probes": [40, 40, 40, 80]}]
+    first, second, peer = batches.rows()
+    assert (first["tokens_per_s"]["median"], first["ratio"]["median"], first["ratio"]["dropped"]) == (100, 2.0, 0)
+    assert (second["ratio"]["median"], second["ratio"]["dropped"]) == (None, 1)
+    assert peer["tokens_per_s"]["median"] == 50
+
+
+@pytest.mark.parametrize("size", [1, 8, 32])
+def test_batch_prompts_are_fixed_and_distinct(size: int) -> None:
+    found = prompts(size, 32)
+    assert found == prompts(size, 32)
+    assert [len(set(prompt)) for prompt in found] == [32] * size
+    assert len({tuple(prompt) for prompt in found}) == size
+
+
+@pytest.mark.parametrize(("some", "rounds"), [(0, 3), (1, 1), (1, 9), (5, 13), (9, 4), (13, 13)])
+def test_some_pairs_are_spread_over_the_rounds(some: int, rounds: int) -> None:
+    chosen_rounds = [number for number in range(rounds) if spread_over(number, some, rounds)]
+    assert len(chosen_rounds) == min(some, rounds)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(chosen_rounds)]
+    assert not gaps or max(gaps) - min(gaps) <= 1
+    assert not chosen_rounds or chosen_rounds[0] == 0
 
 
 # Report
 
 
-def subject(name: str, *, equal: int = 16, logprob: float | None = -1.0, error: str | None = None) -> dict[str, Any]:
-    described = {} if logprob is None else {"version": "1.0", "format": "float32", "bytes_per_step": 4e8}
+def subject(
+    name: str, *, equal: int = 16, logprob: float | None = -1.0, error: str | None = None, against: str = "ours"
+) -> dict[str, Any]:
+    described = {} if logprob is None else {"version": "1.0", "bytes_per_step": [4e8, 5e8]}
     return {
         "name": name,
         "engine": name,
-        "format": "",
+        "format": "Q4_0",
+        "against": against,
         "description": described,
         "equal_tokens": equal,
         "logprob": logprob,
@@ -318,16 +399,23 @@ def subject(name: str, *, equal: int = 16, logprob: float | None = -1.0, error: 
 
 
 def result() -> dict[str, Any]:
-    plan = {"input_len": 128, "output_len": 65, "prefill_len": 512, "pairs": 3}
-    subjects = [subject("slipstream"), subject("quick", equal=3), subject("absent", logprob=None, error="no | wheel")]
+    plan = Plan(output_len=65, pairs=3)
+    absent = subject("absent", logprob=None, error="no | wheel")
+    subjects = [subject("ours", against=""), subject("nimble", equal=3), absent]
 
-    def piece(seconds: float) -> dict[str, float]:
-        return {"ttft_s": seconds / 10, "decode_s": seconds, "prefill_s": seconds / 2}
+    def piece(seconds: float, *, long: bool) -> dict[str, float]:
+        found = {"decode16": seconds, "decode512": 2 * seconds, "prefill512": seconds / 2, "ttft": seconds / 10}
+        return found | ({"prefill4096": seconds * 8} if long else {})
 
     pairs = [
-        {"peer": "quick", "slipstream": piece(2.0), "other": piece(1.0), "probes": [40e9, 40e9, 40e9]},
-        {"peer": "quick", "slipstream": piece(2.0), "other": piece(1.0), "probes": [40e9, 40e9, 40e9]},
-        {"peer": "quick", "slipstream": piece(9.0), "other": piece(1.0), "probes": [40e9, 20e9, 40e9]},
+        {
+            "peer": "nimble",
+            "against": "ours",
+            "slipstream": piece(seconds, long=long),
+            "other": piece(1.0, long=long),
+            "probes": [40e9, between, 40e9],
+        }
+        for seconds, long, between in ((2.0, True, 40e9), (2.0, False, 40e9), (9.0, False, 20e9))
     ]
     return {
         "command": "python bench/peers.py run",
@@ -335,22 +423,30 @@ def result() -> dict[str, Any]:
         "model": "Some.Q4_1.gguf",
         "cpu": "Some CPU",
         "threads": 2,
-        "plan": plan,
+        "plan": dataclasses.asdict(plan),
         "quick": False,
         "foreign_load": 0.02,
         "disturbed": False,
         "rows": rows(subjects, pairs, plan),
+        "subjects": subjects,
         "pairs": pairs,
     }
 
 
 def test_rows_hold_speeds_and_shares() -> None:
     ours, quick, _ = result()["rows"]
-    assert ours["decode_tokens_per_s"]["median"] == 32
-    assert quick["decode_tokens_per_s"]["median"] == 64
-    assert quick["prefill_tokens_per_s"]["median"] == 1024
-    assert quick["bandwidth_share"]["median"] == pytest.approx(4e8 * 64 / 40e9)
-    assert quick["decode_ratio"] == {"median": 0.5, "low": 0.5, "high": 0.5, "pairs": 2, "dropped": 1}
+    assert ours["decode16_tokens_per_s"]["median"] == 32
+    assert quick["decode16_tokens_per_s"]["median"] == 64
+    assert quick["decode512_tokens_per_s"]["median"] == 32
+    assert quick["prefill512_tokens_per_s"]["median"] == 1024
+    assert quick["prefill4096_tokens_per_s"]["median"] == 512
+    assert quick["ttft_ms"]["median"] == 100
+    assert quick["decode16_bandwidth_share"]["median"] == pytest.approx(4e8 * 64 / 40e9)
+    assert quick["decode512_bandwidth_share"]["median"] == pytest.approx(5e8 * 32 / 40e9)
+    half = {"median": 0.5, "low": 0.5, "high": 0.5}
+    for name in ("decode16", "decode512", "prefill512"):
+        assert quick[f"{name}_ratio"] == {**half, "pairs": 2, "dropped": 1}
+    assert quick["prefill4096_ratio"] == {**half, "pairs": 1, "dropped": 0}
 
 
 def test_table() -> None:
@@ -358,15 +454,47 @@ def test_table() -> None:
     lines = text.splitlines()
     columns = lines[0].count("|")
     assert [line.replace("\\|", "").count("|") for line in lines[:5]] == [columns] * 5
-    assert lines[2] == "| slipstream | 1.0 | float32 | 32.0 | 32% | 512 | 200 |  |"
-    ratio_cell = "0.50 (0.50 to 0.50), 2 pairs, 1 dropped"
-    assert lines[3] == f"| quick (other tokens) | 1.0 | float32 | 64.0 | 64% | 1024 | 100 | {ratio_cell} |"
-    assert lines[4] == "| absent | - | - | not measured: no \\| wheel | - | - | - | - |"
-    assert "Some.Q4_1.gguf, one stream" in text
+    assert lines[2] == "| ours | Q4_0 | 32.0 / 16.0 | 32% (32 to 32) / 20% (20 to 20) | 512 / 256 |  |  |"
+    half = "0.50 (0.50 to 0.50)"
+    assert lines[3] == (
+        "| nimble (other tokens) | Q4_0 | 64.0 / 32.0 | 64% (64 to 64) / 40% (40 to 40) | 1024 / 512 "
+        f"| {half} / {half}, 1 dropped | {half} / {half}, 1 dropped |"
+    )
+    assert lines[4] == "| absent | Q4_0 | not measured: no \\| wheel | - | - | - | - |"
+    assert "decode after 16 / 512, tok/s" in lines[0]
+    assert "prefill of 512 / 4,096, tok/s" in lines[0]
+    assert "Some.Q4_1.gguf (Q4_1) and the same rounded again, one stream" in text
     assert "Some CPU, 2 threads, 2026-01-02" in text
+    assert "Versions: ours 1.0, nimble 1.0." in text
     assert "`python bench/peers.py run`" in text
     assert "Not valid" not in text
     assert "quick run" not in text
+
+
+def test_a_part_can_be_measured_anew() -> None:
+    text = json.dumps(result())
+    for stand_in, name in (("ours", "slipstream Q4_0"), ("nimble", "llama.cpp Q4_0"), ("absent", "vllm bfloat16")):
+        text = text.replace(f'"{stand_in}"', f'"{name}"')
+    old, new = json.loads(text), json.loads(text)
+    ours, _, absent = old["subjects"]
+    new["command"] = "python bench/peers.py run --peers vllm --merge"
+    new["subjects"], new["pairs"] = [ours, {**absent, "error": "still absent"}], []
+    found = merged(old, new)
+    assert [(row["name"], row["error"]) for row in found["rows"]] == [
+        ("slipstream Q4_0", None),
+        ("llama.cpp Q4_0", None),
+        ("vllm bfloat16", "still absent"),
+    ]
+    assert found["pairs"] == old["pairs"]
+    assert [(part["command"], part["peers"]) for part in found["parts"]] == [(old["command"], ["llama.cpp Q4_0"])]
+    assert table(found).count(f"`{old['command']}`") == 1
+    again = merged(found, {**old, "subjects": old["subjects"][:2], "command": "the last"})
+    assert [(part["command"], part["peers"]) for part in again["parts"]] == [(new["command"], ["vllm bfloat16"])]
+    assert merged(again, old)["parts"] == []
+    with pytest.raises(ValueError, match="cpu"):
+        merged(old, {**new, "cpu": "Another"})
+    with pytest.raises(ValueError, match="other lengths"):
+        merged(old, {**new, "plan": {**new["plan"], "input_len": 7}})
 
 
 def test_table_says_what_a_run_is_not() -> None:
@@ -378,7 +506,7 @@ def test_table_says_what_a_run_is_not() -> None:
 
 
 def test_first_tokens_are_judged() -> None:
-    ours = subject("slipstream")
+    ours = subject("ours", against="")
     assert equal_tokens([1, 2, 3], [1, 2, 4]) == 2
     assert flags(subject("x", equal=8), ours) == []
     assert flags(subject("x", equal=7), ours) == ["other tokens"]
@@ -389,10 +517,13 @@ def test_first_tokens_are_judged() -> None:
 def test_peers_are_chosen_by_engine_or_name() -> None:
     assert chosen(None) == list(PEERS)
     assert [peer.name for peer in chosen("vllm bfloat16,llama.cpp")] == [
-        "llama.cpp Q4_1",
         "llama.cpp Q4_0",
+        "llama.cpp Q4_1",
         "llama.cpp Q8_0",
         "vllm bfloat16",
     ]
-    with pytest.raises(ValueError, match=r"--peers: 'ollama' is not known; known are llama\.cpp, transformers"):
+    for peer in PEERS:
+        twin = next(ours for ours in SLIPSTREAM if ours.name == peer.against)
+        assert twin.file == (peer.file if peer.engine == "llama.cpp" else "Q4_1")
+    with pytest.raises(ValueError, match=r"--peers: 'ollama' is not known; known are llama\.cpp, vllm, transformers"):
         chosen("llama.cpp,ollama")

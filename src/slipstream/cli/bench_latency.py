@@ -123,7 +123,8 @@ def measure(llm: LLM, shape: Shape, *, warmup: int, repeats: int) -> Latency:
 
     for _ in range(warmup):
         token_times(generate)
-    probe = llm.run_in_engine(ReadProbe)
+    threads = llm.loaded.device.threads
+    probe = llm.run_in_engine(lambda: ReadProbe(threads))
     latency = Latency(shape, bytes_per_step(llm, shape))
     before = llm.run_in_engine(probe.measure)
     for _ in range(repeats):
