@@ -93,7 +93,7 @@ def result(driver: Driver, index: int) -> Any:
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(case=cases)
 def test_company_cuts_cache_and_memory_change_no_bit(made: Any, case: Case) -> None:
