@@ -53,6 +53,7 @@ def engine_llm(settings, **engine_settings):
         inputs=make_inputs(model, tokenizer=Letters()),
         model=model,
         config=config,
+        numerics="reference",
         device=SimpleNamespace(name="double", dtype=torch.float32, threads=1),
         checkpoint=SimpleNamespace(path=Path("folder/hash.gguf")),
     )
