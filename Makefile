@@ -34,7 +34,7 @@ test: install
 	$(BIN)/python -m pytest -q
 
 test-fast: install
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n 2
 
 # Clients that leave, dawdle and send nonsense, for SECONDS; then nothing may be left, and memory may not have grown.
 SECONDS ?= 300
